@@ -1,0 +1,176 @@
+//! What a configuration means: every default resolved, every unit typed.
+//!
+//! Only a [`Plan`] leaves this room. It prints as YAML (`tune check`), and its canonical JSON without budget, output
+//! and progress keys gives `config_sha256`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::DataSpec;
+use crate::device::DeviceChoice;
+use crate::memory::{AllocatorKind, FragmentationMetric, FragmentationSource, LimitSpec, Trim};
+use crate::model::ModelSpec;
+use crate::search::StrategyKind;
+use crate::train::TrainSpec;
+use crate::trial::WorkloadSpec;
+use crate::units::Fraction;
+
+/// A resolved configuration.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Plan {
+    /// Version of the configuration format.
+    pub version: u32,
+    /// The study's name.
+    pub name: String,
+    /// Where to train.
+    pub device: DeviceChoice,
+    /// What to train.
+    pub model: ModelSpec,
+    /// How.
+    pub train: TrainSpec,
+    /// On which data.
+    pub data: DataSpec,
+    /// Whether host batches are page-locked.
+    pub pin_memory: PinMemory,
+    /// What the user wants.
+    pub target: TargetPlan,
+    /// The space and the strategy.
+    pub search: SearchPlan,
+    /// The memory limit and the planned allocator.
+    pub memory: MemoryPlan,
+    /// What counts as safe.
+    pub safety: SafetyPlan,
+    /// How long a trial runs.
+    pub trial: TrialPlan,
+    /// How long the search may take.
+    pub budget: BudgetPlan,
+    /// Seeds everything that is random.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// What a worker needs to know of the plan.
+    pub fn workload(&self) -> WorkloadSpec {
+        WorkloadSpec {
+            model: self.model.clone(),
+            train: self.train,
+            data: self.data.clone(),
+            device: self.device,
+            limit: self.memory.limit,
+            allocator: self.memory.allocator,
+            seed: self.seed,
+        }
+    }
+}
+
+/// Whether host batches are page-locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PinMemory {
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+    /// The search decides.
+    Auto,
+}
+
+/// What the user wants.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct TargetPlan {
+    /// Samples per optimizer step over all replicas.
+    pub batch_size: usize,
+    /// Devices that train together.
+    pub replicas: usize,
+    /// How far micro × accumulation × replicas may miss the target.
+    pub tolerance: Fraction,
+}
+
+/// The space and the strategy.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SearchPlan {
+    /// Which strategy searches.
+    pub strategy: StrategyKind,
+    /// The micro-batch sizes of the ladder, in samples per device.
+    pub batch_size: BatchSizePlan,
+    /// Accumulation steps allowed; `None` leaves them to the target.
+    pub accumulation_steps: Option<Vec<usize>>,
+    /// Loader threads to try, ascending.
+    pub loader_workers: Vec<usize>,
+    /// Batches a worker keeps ready, in the order in which they are preferred.
+    pub prefetch_depth: Vec<usize>,
+    /// Batches staged on the device, in the order in which they are preferred.
+    pub device_prefetch: Vec<usize>,
+}
+
+/// The micro-batch sizes of the ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct BatchSizePlan {
+    /// The lowest rung.
+    pub start: usize,
+    /// The highest size.
+    pub max: usize,
+    /// From rung to rung.
+    pub step: usize,
+}
+
+/// The memory limit and the planned allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct MemoryPlan {
+    /// What tensors may use.
+    pub limit: LimitSpec,
+    /// The allocator of the planned run.
+    pub allocator: AllocatorKind,
+    /// When cached memory is handed back.
+    pub trim: Trim,
+}
+
+/// What counts as safe.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct SafetyPlan {
+    /// The highest fragmentation rate.
+    pub fragmentation_threshold: Fraction,
+    /// Which rate.
+    pub fragmentation_metric: FragmentationMetric,
+    /// Of which allocator.
+    pub fragmentation_source: FragmentationSource,
+    /// A memory sample is taken every so many steps.
+    pub sample_every: u32,
+    /// L must be at least this times the step's largest request.
+    pub largest_block_factor: f64,
+    /// Share of the limit that must stay free at the peak, at least the step's largest request.
+    pub headroom: Fraction,
+}
+
+/// How long a trial runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct TrialPlan {
+    /// Steps whose time is dropped.
+    pub warmup_steps: u32,
+    /// Measured steps.
+    pub steps: u32,
+    /// Steps of the soak (at least two updates are run).
+    pub soak_steps: u32,
+    /// The longest time without a finished step.
+    pub timeout: Duration,
+}
+
+/// How long the search may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct BudgetPlan {
+    /// Wall time.
+    pub time: Duration,
+    /// Trials.
+    pub trials: u32,
+}
+
+/// Where results go: not part of what is tuned, so not of the hash either.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputPlan {
+    /// The recommendation file.
+    pub recommendation: PathBuf,
+    /// The study directory.
+    pub study: PathBuf,
+}

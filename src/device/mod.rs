@@ -1,0 +1,201 @@
+//! The device room: opening a device and seeing its memory from inside.
+//!
+//! A [`DeviceSession`] is a device with its memory instrumented: it hands out the candle device, counts and places
+//! every tensor allocation of the training thread, enforces the limit C, and gives the figures of DESIGN §3 at any
+//! step boundary. There are two kinds behind one trait: the virtual device on the CPU ([`cpu`]) and CUDA.
+//!
+//! Only a worker process opens a device. The driver learns what it needs from [`DeviceFacts`].
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::memory::{AllocatorKind, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState};
+
+#[expect(unsafe_code, reason = "a global allocator can only be written with unsafe code")]
+pub mod cpu;
+pub mod facts;
+
+/// Which device to train on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceChoice {
+    /// The first CUDA device where this build and this machine have one, else the CPU.
+    #[default]
+    Auto,
+    /// The virtual device on the CPU.
+    Cpu,
+    /// A CUDA device by its index.
+    Cuda(usize),
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.pad("auto"),
+            Self::Cpu => f.pad("cpu"),
+            Self::Cuda(index) => f.pad(&format!("cuda:{index}")),
+        }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = crate::units::UnitError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => text.strip_prefix("cuda:").and_then(|index| index.parse().ok()).map(Self::Cuda).ok_or_else(|| {
+                crate::units::UnitError { text: text.to_owned(), expected: "`auto`, `cpu`, `cuda` or `cuda:1`" }
+            }),
+        }
+    }
+}
+
+/// What a device is, as the recommendation's `environment` records it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DeviceFacts {
+    /// `cpu` or `cuda:0`.
+    pub device: String,
+    /// The product name of the card or of the processor.
+    pub name: String,
+    /// The card's UUID, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// The driver's version, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// All the memory the device has.
+    pub total_bytes: u64,
+    /// What was free when the session opened.
+    pub free_bytes: u64,
+    /// Memory used outside the tensors' allocator: context, cuBLAS workspaces, other processes.
+    pub external_bytes: u64,
+    /// C: what tensors may use.
+    pub limit_bytes: u64,
+    /// The allocator that the device itself uses.
+    pub allocator: String,
+    /// Processors that this process may run on.
+    pub cpus: usize,
+    /// The host's name.
+    pub hostname: String,
+}
+
+/// Why a device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// This build has no CUDA support.
+    #[error(
+        "device `{0}` needs CUDA, and this build of tune has no CUDA support (hint: build with `cargo build --release --features cuda`, or use `--device cpu`)"
+    )]
+    NotCompiled(DeviceChoice),
+    /// The binary does not declare the tensor allocator.
+    #[error(
+        "the binary does not declare batchtune's allocator, so tensor memory on the CPU cannot be seen (hint: put `batchtune::declare_allocator!();` beside `fn main`)"
+    )]
+    AllocatorNotInstalled,
+    /// Another session is open in this process.
+    #[error("another device session is open in this process")]
+    Busy,
+    /// The memory limit cannot be met.
+    #[error(
+        "a limit of {limit} does not fit the device: {total} in all, {external} used outside the tensors (hint: lower `memory.limit`)"
+    )]
+    LimitTooLarge {
+        /// The limit asked for.
+        limit: crate::units::Bytes,
+        /// The device's memory.
+        total: crate::units::Bytes,
+        /// What is used outside the tensors' allocator.
+        external: crate::units::Bytes,
+    },
+    /// candle could not open the device.
+    #[error("cannot open device `{device}`")]
+    Open {
+        /// The device asked for.
+        device: DeviceChoice,
+        /// What candle said.
+        #[source]
+        source: candle_core::Error,
+    },
+}
+
+/// How a step failed, as far as the device can tell: the one place where candle's errors are classified.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// A request was over the limit.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// The device is in a state that only a new process can leave.
+    #[error("the device failed: {0}")]
+    Device(String),
+    /// The workload's own error: a shape that does not match, a missing file, an operation candle lacks.
+    #[error("the workload failed: {0}")]
+    Workload(String),
+}
+
+/// How L is to be found at a sample point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LargestRequest {
+    /// From the figures at hand, which may be an upper bound.
+    Estimate,
+    /// By asking the allocator, outside timed steps.
+    Probe,
+}
+
+/// An open device with its memory instrumented. Lives on the training thread and is used from it alone.
+///
+/// A trial calls, in this order: [`begin_trial`](Self::begin_trial); for every phase
+/// [`begin_phase`](Self::begin_phase) and, when it ends, [`end_phase`](Self::end_phase); between steps
+/// [`sample`](Self::sample); and [`end_trial`](Self::end_trial) once all tensors are dropped.
+pub trait DeviceSession {
+    /// The candle device that tensors are to be made on.
+    fn candle(&self) -> &candle_core::Device;
+
+    /// What the device is.
+    fn facts(&self) -> &DeviceFacts;
+
+    /// Starts recording with an empty pool and a new set of peaks.
+    fn begin_trial(&mut self) -> Result<(), StepError>;
+
+    /// Marks that step `step` (counted from 0) begins.
+    fn begin_step(&mut self, step: u32);
+
+    /// Marks that a phase begins and starts recording.
+    fn begin_phase(&mut self, phase: Phase);
+
+    /// Waits until the device has finished the phase's work and stops recording. An allocation over the limit
+    /// during the phase is reported here at the latest.
+    fn end_phase(&mut self) -> Result<(), StepError>;
+
+    /// The figures since the last sample; starts a new window for the peaks.
+    fn sample(&mut self, step: u32, largest: LargestRequest) -> MemorySample;
+
+    /// The pool's state now.
+    fn state(&mut self) -> PoolState;
+
+    /// Hands cached memory back to the device.
+    fn trim(&mut self);
+
+    /// Ends a trial whose tensors are dropped. Returns the bytes still held, 0 on a clean device.
+    fn end_trial(&mut self) -> u64;
+
+    /// Classifies an error of candle's: the device knows which of its codes mean out of memory.
+    fn classify(&self, error: &candle_core::Error) -> StepError;
+}
+
+/// Opens a device for tuning, with what tensors may use limited as `limit` says.
+pub fn open(
+    choice: DeviceChoice,
+    limit: LimitSpec,
+    allocator: AllocatorKind,
+) -> Result<Box<dyn DeviceSession>, DeviceError> {
+    match choice {
+        DeviceChoice::Auto | DeviceChoice::Cpu => Ok(Box::new(cpu::VirtualDevice::open(limit, allocator)?)),
+        DeviceChoice::Cuda(_) => Err(DeviceError::NotCompiled(choice)),
+    }
+}

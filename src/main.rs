@@ -1,0 +1,2 @@
+//! tune.
+fn main() {}

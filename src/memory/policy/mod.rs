@@ -1,0 +1,93 @@
+//! Allocator policies: where an allocator would put each request.
+//!
+//! A policy works on addresses of its own making. It never touches memory, so the same code serves as the virtual
+//! device's allocator, as the shadow of a real one, and as the engine of a replay.
+
+use serde::{Deserialize, Serialize};
+
+use super::event::Stream;
+use super::spec::AllocatorKind;
+
+pub mod native;
+
+/// An address in a policy's own space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Address(pub u64);
+
+/// A request that could not be met under the limit, with the figures at that moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error(
+    "out of memory: {} requested, {} allocated, {} reserved of a limit of {}",
+    crate::units::Bytes(*.requested_bytes),
+    crate::units::Bytes(*.allocated_bytes),
+    crate::units::Bytes(*.reserved_bytes),
+    crate::units::Bytes(*.limit_bytes)
+)]
+pub struct OutOfMemory {
+    /// The request, before rounding.
+    pub requested_bytes: u64,
+    /// A at that moment.
+    pub allocated_bytes: u64,
+    /// V at that moment.
+    pub reserved_bytes: u64,
+    /// C.
+    pub limit_bytes: u64,
+}
+
+/// A pool's figures at one moment. Peaks count since the last [`Policy::reset_peaks`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolState {
+    /// A: bytes of live blocks, after the policy's rounding.
+    pub allocated_bytes: u64,
+    /// V: bytes held from the device.
+    pub reserved_bytes: u64,
+    /// C.
+    pub limit_bytes: u64,
+    /// The highest A.
+    pub peak_allocated_bytes: u64,
+    /// The highest V.
+    pub peak_reserved_bytes: u64,
+    /// The largest free block.
+    pub largest_free_bytes: u64,
+    /// L: the largest single request that would succeed, counting what can be released.
+    pub largest_satisfiable_bytes: u64,
+    /// U: free bytes that releasing the cache could not give back.
+    pub unreleasable_bytes: u64,
+    /// Live blocks.
+    pub allocated_blocks: u64,
+    /// Free blocks held in the cache.
+    pub free_blocks: u64,
+    /// Segments held from the device.
+    pub segments: u64,
+}
+
+/// An exact (or, where its docs say so, an approximate) model of an allocator.
+///
+/// Called in this order: any number of [`allocate`](Policy::allocate) and [`free`](Policy::free), with
+/// [`state`](Policy::state) at any time. A failed `allocate` leaves every live block where it was.
+pub trait Policy: Send {
+    /// Places a request of `bytes` on `stream`. Zero bytes are a request like any other.
+    fn allocate(&mut self, bytes: u64, stream: Stream) -> Result<Address, OutOfMemory>;
+
+    /// Frees a block. An address that is not live is ignored: a stranger's trace may hold anything.
+    fn free(&mut self, address: Address);
+
+    /// Hands every releasable free byte back to the device (`torch.cuda.empty_cache`, `cuMemPoolTrimTo`).
+    fn release_cached(&mut self);
+
+    /// The figures now, in O(log n).
+    fn state(&self) -> PoolState;
+
+    /// Starts a new window for the peaks.
+    fn reset_peaks(&mut self);
+}
+
+/// The registry: the policy of a kind, with a limit of `limit_bytes`.
+pub fn build(kind: AllocatorKind, limit_bytes: u64) -> Box<dyn Policy> {
+    match kind {
+        AllocatorKind::Auto | AllocatorKind::Native | AllocatorKind::Expandable | AllocatorKind::CudaMallocAsync => {
+            Box::new(native::Native::new(limit_bytes))
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The model room: workloads that a trial can train.
+//!
+//! A [`Workload`] is a model instance on a device that can say what the loss of a batch is. A [`Family`] builds one
+//! from a [`ModelSpec`]. The [`Registry`] holds the families; a user's own binary adds its own and so becomes a
+//! tuner for them (see [`crate::main`]).
+//!
+//! # To add a family
+//! Create `model/<family>.rs` with a type that implements [`Family`], add one line to [`Registry::builtin`], and
+//! the contract tests run over it.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::data::{Batch, InputSpec};
+use crate::train::Precision;
+
+pub mod gpt;
+pub mod parameters;
+
+pub use parameters::Parameters;
+
+/// Which model to train, as a plan holds it. Fields that are `None` come from the preset.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModelSpec {
+    /// The family's name in the registry.
+    pub family: String,
+    /// A named set of dimensions of that family.
+    pub preset: Option<String>,
+    /// Tokens per sample.
+    pub sequence_length: Option<usize>,
+    /// Blocks, one after the other.
+    pub layers: Option<usize>,
+    /// Attention heads.
+    pub heads: Option<usize>,
+    /// Width of the residual stream.
+    pub hidden_size: Option<usize>,
+    /// Distinct tokens.
+    pub vocabulary_size: Option<usize>,
+    /// Settings of a family that batchtune does not know, handed to it unread.
+    pub options: serde_json::Map<String, serde_json::Value>,
+}
+
+/// What a family gets to build a workload with.
+#[derive(Clone, Copy, Debug)]
+pub struct BuildContext<'a> {
+    /// The dimensions asked for.
+    pub spec: &'a ModelSpec,
+    /// Where the parameters are to live.
+    pub device: &'a Device,
+    /// The type of the parameters and the activations.
+    pub precision: Precision,
+    /// The seed of the initialisation.
+    pub seed: u64,
+}
+
+/// A kind of model.
+pub trait Family: Send + Sync {
+    /// The name in `model.family`.
+    fn name(&self) -> &'static str;
+
+    /// The names allowed in `model.preset`.
+    fn presets(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+
+    /// What a batch for this model looks like, so that a dataset can be made to fit.
+    fn input(&self, spec: &ModelSpec) -> Result<InputSpec, ModelError>;
+
+    /// Builds the model with initialised parameters.
+    fn build(&self, context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError>;
+}
+
+/// A model that can be trained: parameters, and the loss of a batch.
+///
+/// The loss must reach every parameter by operations that have a backward pass. Some of candle's have none and cut
+/// the graph silently (`candle_nn::LayerNorm`, `RmsNorm`, `softmax_last_dim`, the rotary ops, `sdpa`); a trial checks
+/// the first step and warns of parameters without a gradient.
+pub trait Workload {
+    /// The trainable parameters.
+    fn parameters(&self) -> &Parameters;
+
+    /// The mean loss over the batch: a scalar, differentiable with respect to the parameters.
+    fn loss(&self, batch: &Batch) -> candle_core::Result<Tensor>;
+}
+
+/// The families a binary knows.
+#[derive(Default)]
+pub struct Registry {
+    families: BTreeMap<&'static str, Box<dyn Family>>,
+}
+
+impl Registry {
+    /// A registry with the families that come with batchtune.
+    pub fn builtin() -> Self {
+        Self::default().with(gpt::Gpt)
+    }
+
+    /// Adds a family. One of the same name is replaced.
+    pub fn with(mut self, family: impl Family + 'static) -> Self {
+        self.families.insert(family.name(), Box::new(family));
+        self
+    }
+
+    /// The family called `name`.
+    pub fn get(&self, name: &str) -> Result<&dyn Family, ModelError> {
+        self.families
+            .get(name)
+            .map(AsRef::as_ref)
+            .ok_or_else(|| ModelError::UnknownFamily { name: name.to_owned(), known: self.names().join(", ") })
+    }
+
+    /// The names of all families, in order.
+    pub fn names(&self) -> Vec<&'static str> {
+        self.families.keys().copied().collect()
+    }
+}
+
+/// Why a model cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// No family of that name.
+    #[error("unknown model family `{name}`, expected one of: {known}")]
+    UnknownFamily {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// No preset of that name.
+    #[error("unknown preset `{preset}` of family `{family}`, expected one of: {known}")]
+    UnknownPreset {
+        /// The family.
+        family: &'static str,
+        /// What was asked for.
+        preset: String,
+        /// What there is.
+        known: String,
+    },
+    /// Dimensions that do not go together.
+    #[error("invalid `model.{field}`: {reason}")]
+    Invalid {
+        /// The field of the specification.
+        field: &'static str,
+        /// Why not.
+        reason: String,
+    },
+    /// candle could not build it.
+    #[error("cannot build the model")]
+    Candle(#[from] candle_core::Error),
+}
+
+impl Registry {
+    /// Validates a specification without building anything: the family and preset exist, the dimensions agree.
+    pub fn input(&self, spec: &ModelSpec) -> Result<InputSpec, ModelError> {
+        self.get(&spec.family)?.input(spec)
+    }
+}

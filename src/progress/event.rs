@@ -1,0 +1,95 @@
+//! The events of a study, in the order in which they can occur.
+
+use serde::{Deserialize, Serialize};
+
+use crate::device::DeviceFacts;
+use crate::memory::MemorySample;
+use crate::trial::outcome::StepTimes;
+use crate::trial::{Point, TrialRecord, TrialSpec};
+
+/// One thing that happened in a study.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The study began.
+    StudyStarted {
+        /// Its name.
+        name: String,
+        /// The target batch size.
+        target_batch_size: usize,
+        /// The strategy.
+        strategy: String,
+        /// Where the journal is.
+        study: String,
+        /// Trials that the journal already held.
+        resumed_trials: usize,
+    },
+    /// The device is open.
+    DeviceReady {
+        /// What it is.
+        facts: DeviceFacts,
+    },
+    /// The search moved on.
+    Stage {
+        /// What it does now, for people.
+        title: String,
+    },
+    /// A trial began.
+    TrialStarted {
+        /// What is run.
+        spec: TrialSpec,
+    },
+    /// A step finished.
+    Step {
+        /// Steps finished so far.
+        step: u32,
+        /// Of how many.
+        total: u32,
+        /// Its loss; `null` where it is not finite.
+        loss: Option<f64>,
+        /// Its times.
+        times: StepTimes,
+    },
+    /// A memory sample was taken.
+    Sample {
+        /// The figures.
+        sample: MemorySample,
+    },
+    /// A trial ended.
+    TrialEnded {
+        /// What happened.
+        record: TrialRecord,
+        /// The safety rules' verdict.
+        verdict: crate::search::Verdict,
+    },
+    /// A point was ruled out without running it.
+    Skipped {
+        /// Which.
+        point: Point,
+        /// Why.
+        reason: String,
+    },
+    /// The user should know.
+    Warning {
+        /// About what.
+        text: String,
+    },
+    /// A better recommendation was written.
+    Recommended {
+        /// Which point.
+        point: Point,
+        /// `safe` or `unverified`.
+        status: String,
+        /// Where.
+        path: String,
+    },
+    /// The study is over.
+    StudyEnded {
+        /// `safe`, `unverified` or `none`.
+        status: String,
+        /// Trials in all.
+        trials: usize,
+        /// Wall time.
+        seconds: f64,
+    },
+}

@@ -1,0 +1,132 @@
+//! The search room: which trial to run next, and what to recommend.
+//!
+//! A [`Strategy`] is asked for the next trial and sees the [`History`] of finished ones; it does no I/O, reads no
+//! clock and is deterministic, so a study resumes by replaying its journal. The safety rules ([`rules`]) turn a
+//! finished trial into a [`Verdict`]. The [`driver`] owns the loop: ask, run, journal, judge, tell, emit. It is the
+//! only one here that touches the outside.
+//!
+//! # To add a strategy
+//! Create `search/<name>.rs` with a type that implements [`Strategy`], one variant in [`StrategyKind`] and one line
+//! in [`strategy`]; the laws in `search/contract.rs` run over it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::trial::{Point, Purpose, TrialRecord};
+
+pub mod driver;
+pub mod grid;
+pub mod recommend;
+pub mod rules;
+pub mod space;
+pub mod staged;
+
+pub use rules::{Check, Verdict};
+pub use space::Space;
+
+/// Which strategy searches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StrategyKind {
+    /// Stage by stage: ladder, accumulation, loader, soak.
+    #[default]
+    Staged,
+    /// Every point.
+    Grid,
+}
+
+/// A finished trial with its verdict, as strategies see it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JudgedTrial {
+    /// What happened.
+    pub record: TrialRecord,
+    /// What the safety rules say of it.
+    pub verdict: Verdict,
+}
+
+impl JudgedTrial {
+    /// Whether it completed and every rule passed.
+    pub fn is_safe(&self) -> bool {
+        self.record.completed() && self.verdict.passed()
+    }
+
+    /// Measured samples per second, if it completed.
+    pub fn samples_per_second(&self) -> Option<f64> {
+        self.record.measurement.as_ref().map(|measurement| measurement.samples_per_second)
+    }
+}
+
+/// All finished trials, in the order in which they ran.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    trials: Vec<JudgedTrial>,
+}
+
+impl History {
+    /// Tells of a finished trial.
+    pub fn tell(&mut self, trial: JudgedTrial) {
+        self.trials.push(trial);
+    }
+
+    /// The trials in order.
+    pub fn trials(&self) -> &[JudgedTrial] {
+        &self.trials
+    }
+
+    /// The measuring trial of a point (not its soak), the last one if there were several.
+    pub fn measured(&self, point: &Point) -> Option<&JudgedTrial> {
+        self.trials.iter().rev().find(|trial| !trial.record.spec.is_soak() && trial.record.spec.point == *point)
+    }
+
+    /// The soak of a point.
+    pub fn soaked(&self, point: &Point) -> Option<&JudgedTrial> {
+        self.trials.iter().rev().find(|trial| trial.record.spec.is_soak() && trial.record.spec.point == *point)
+    }
+}
+
+/// What a strategy wants.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ask {
+    /// Run this.
+    Run {
+        /// The point.
+        point: Point,
+        /// Why.
+        purpose: Purpose,
+    },
+    /// Nothing more: the search is over.
+    Finished(Conclusion),
+}
+
+/// How a search ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Conclusion {
+    /// This point passed its soak.
+    Safe(Point),
+    /// Every candidate broke a rule.
+    NoSafePoint,
+    /// The smallest trial failed for a reason that no batch size cures.
+    WorkloadFails,
+}
+
+/// A point that a strategy ruled out without running it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Skip {
+    /// Which.
+    pub point: Point,
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// Decides which trial runs next.
+///
+/// [`ask`](Strategy::ask) is called again after every finished trial with the grown history, and must give the same
+/// answer for the same history.
+pub trait Strategy {
+    /// The next trial, or the conclusion.
+    fn ask(&mut self, history: &History) -> Ask;
+
+    /// The points ruled out since the last call.
+    fn skipped(&mut self) -> Vec<Skip> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,1 @@
+//! Accumulated gradients (to come).

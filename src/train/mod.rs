@@ -1,0 +1,90 @@
+//! The train room: one step of training, and what decides its memory.
+//!
+//! A *step* is one micro-batch, forward and backward. An *update* is `accumulation_steps` steps and one optimizer
+//! step. [`trainer::Trainer`] does both over any [`crate::model::Workload`].
+
+use candle_core::DType;
+use serde::{Deserialize, Serialize};
+
+pub mod gradients;
+pub mod trainer;
+
+/// The type of parameters, activations and optimizer state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// 32-bit floating point throughout.
+    #[default]
+    F32,
+    /// bfloat16 throughout.
+    Bf16,
+    /// IEEE half throughout, with dynamic loss scaling.
+    F16,
+    /// f32 parameters, bfloat16 compute.
+    MixedBf16,
+    /// f32 parameters, half compute, with dynamic loss scaling.
+    MixedF16,
+}
+
+impl Precision {
+    /// The type parameters are held in.
+    pub fn parameter_dtype(self) -> DType {
+        match self {
+            Self::F32 | Self::MixedBf16 | Self::MixedF16 => DType::F32,
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+        }
+    }
+}
+
+/// Which optimizer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerKind {
+    /// Adam with decoupled weight decay (Loshchilov and Hutter, 2017).
+    #[default]
+    Adamw,
+    /// Stochastic gradient descent.
+    Sgd,
+}
+
+/// Whether activations are recomputed in the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GradientCheckpointing {
+    /// All are kept.
+    #[default]
+    None,
+    /// Only the inputs of blocks are kept.
+    Blocks,
+    /// The search decides.
+    Auto,
+}
+
+/// What batch normalisation does while training.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BatchNorm {
+    /// Statistics of the batch; the running ones are updated.
+    #[default]
+    Train,
+    /// The running statistics, not updated.
+    Frozen,
+    /// Statistics over all replicas.
+    Sync,
+}
+
+/// How to train, as a plan holds it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrainSpec {
+    /// Types.
+    pub precision: Precision,
+    /// Optimizer.
+    pub optimizer: OptimizerKind,
+    /// Step size of the optimizer.
+    pub learning_rate: f64,
+    /// Recomputation.
+    pub gradient_checkpointing: GradientCheckpointing,
+    /// Batch normalisation.
+    pub batch_norm: BatchNorm,
+}

@@ -1,0 +1,89 @@
+//! The seam between the search and the machine: something that runs trials.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use super::outcome::{StepTimes, TrialRecord};
+use super::spec::TrialSpec;
+use crate::device::DeviceFacts;
+use crate::memory::MemorySample;
+
+/// Runs trials, one at a time.
+///
+/// The driver calls [`start`](Executor::start) once, then [`run`](Executor::run) for each trial. Tests drive the
+/// search through a scripted executor; the one that ships runs worker processes.
+pub trait Executor {
+    /// Brings the device up and says what it is.
+    fn start(&mut self) -> Result<DeviceFacts, ExecutorError>;
+
+    /// Runs a trial to its end. Whatever happens to the worker is an [`Outcome`](super::Outcome) of the record, not
+    /// an error; an error means that no trial can be run at all.
+    fn run(&mut self, spec: &TrialSpec, observe: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError>;
+}
+
+/// What can be seen while a trial runs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Observation {
+    /// A step finished.
+    Step {
+        /// Steps finished so far.
+        step: u32,
+        /// Its loss.
+        loss: f64,
+        /// Its times.
+        times: StepTimes,
+    },
+    /// A memory sample was taken.
+    Sample(MemorySample),
+    /// The workload should be told about something.
+    Warning(String),
+    /// A line of the worker's log.
+    Log(String),
+}
+
+/// Why no trial can be run at all.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutorError {
+    /// The worker process cannot be started.
+    #[error("cannot start the worker process `{program}`")]
+    Spawn {
+        /// The program.
+        program: String,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The worker says the device cannot be used.
+    #[error("{0}")]
+    DeviceUnavailable(String),
+    /// The worker says that the workload cannot be set up on any device: the data or the model is wrong.
+    #[error("{0}")]
+    Workload(String),
+    /// The worker ended before it could run anything.
+    #[error("the worker ended before its first trial: {reason}")]
+    Startup {
+        /// How it ended, with the last lines of its log.
+        reason: String,
+    },
+}
+
+/// A request to stop, shared between the signal handler, the driver and the executor.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<AtomicU8>);
+
+impl Interrupt {
+    /// Asks once more: the first time to finish the step and save, the second to stop at once.
+    pub fn request(&self) {
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |level| Some(level.saturating_add(1).min(2)));
+    }
+
+    /// Whether somebody asked to stop.
+    pub fn requested(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether somebody asked twice.
+    pub fn at_once(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 1
+    }
+}

@@ -1,0 +1,8 @@
+//! Exit statuses of a worker process: how it says what it can no longer say by a message.
+
+/// Asked to end, and ended.
+pub const DONE: i32 = 0;
+/// Tensor memory was far over the limit, so that going on would have harmed the host.
+pub const FAR_OVER_LIMIT: i32 = 70;
+/// The driver went away.
+pub const ORPHANED: i32 = 71;

@@ -1,0 +1,21 @@
+//! The trial room: running one configuration for real steps, in a process of its own.
+//!
+//! A [`TrialSpec`] says what to run. An [`Executor`] runs it and gives back a [`TrialRecord`], which always ends in
+//! a named [`Outcome`]. The one that ships ([`process::ProcessExecutor`]) starts a worker process (`tune worker`),
+//! speaks the line protocol of [`protocol`] with it, and tells outcomes apart by typed messages, exit status and
+//! signal, never by searching text. The worker's side is [`worker`]. [`journal`] keeps every record.
+
+pub mod executor;
+pub mod exit_status;
+pub mod journal;
+pub mod measure;
+pub mod outcome;
+pub mod process;
+pub mod protocol;
+pub mod spec;
+pub mod statistics;
+pub mod worker;
+
+pub use executor::{Executor, ExecutorError, Interrupt, Observation};
+pub use outcome::{Measurement, Outcome, TrialRecord};
+pub use spec::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec};

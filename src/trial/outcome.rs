@@ -1,0 +1,207 @@
+//! How trials end, and what they measured.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::spec::TrialSpec;
+use crate::memory::{MemorySample, Phase};
+
+/// How a trial ended. Every trial ends in exactly one of these.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum Outcome {
+    /// All steps ran.
+    Completed,
+    /// A request did not fit under the limit. Figures are `None` where the process could not report them.
+    OutOfMemory {
+        /// The request.
+        requested_bytes: Option<u64>,
+        /// A at that moment.
+        allocated_bytes: Option<u64>,
+        /// V at that moment.
+        reserved_bytes: Option<u64>,
+        /// C.
+        limit_bytes: Option<u64>,
+        /// The step, counted from 0; `None` while the model was built.
+        step: Option<u32>,
+        /// What the training thread was doing.
+        phase: Option<Phase>,
+    },
+    /// No step finished within the timeout.
+    TimedOut {
+        /// The timeout.
+        seconds: f64,
+    },
+    /// The worker was ended by a signal, or left without an answer.
+    Crashed {
+        /// The signal's number, where there was one.
+        signal: Option<i32>,
+        /// The exit status, where there was one.
+        status: Option<i32>,
+        /// The last lines of the worker's log.
+        log: String,
+    },
+    /// The workload's own error.
+    Failed {
+        /// What it said, with its causes.
+        message: String,
+    },
+    /// The device is in a state that only a new process can leave.
+    DeviceError {
+        /// What the driver said.
+        message: String,
+    },
+    /// The worker spoke out of turn, or not the protocol at all.
+    ProtocolError {
+        /// What was wrong.
+        message: String,
+    },
+    /// The loss is not finite.
+    Diverged {
+        /// The step, counted from 0.
+        step: u32,
+    },
+    /// The host ran out of memory and the kernel ended the worker.
+    HostOutOfMemory,
+    /// The user or the budget ended it.
+    Cancelled,
+}
+
+impl Outcome {
+    /// The outcome's name, as files hold it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::OutOfMemory { .. } => "out_of_memory",
+            Self::TimedOut { .. } => "timed_out",
+            Self::Crashed { .. } => "crashed",
+            Self::Failed { .. } => "failed",
+            Self::DeviceError { .. } => "device_error",
+            Self::ProtocolError { .. } => "protocol_error",
+            Self::Diverged { .. } => "diverged",
+            Self::HostOutOfMemory => "host_out_of_memory",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// Whether a smaller configuration could fare better. Anything else fails whatever the size.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::HostOutOfMemory)
+    }
+}
+
+impl fmt::Display for Outcome {
+    /// One line for people, without the log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Completed => f.write_str("completed"),
+            Self::OutOfMemory { requested_bytes, limit_bytes, step, .. } => {
+                f.write_str("out of memory")?;
+                if let Some(step) = step {
+                    write!(f, " at step {step}")?;
+                }
+                if let (Some(requested), Some(limit)) = (requested_bytes, limit_bytes) {
+                    write!(
+                        f,
+                        " ({} requested, limit {})",
+                        crate::units::Bytes(*requested),
+                        crate::units::Bytes(*limit)
+                    )?;
+                }
+                Ok(())
+            }
+            Self::TimedOut { seconds } => write!(f, "no step finished within {seconds:.0} s"),
+            Self::Crashed { signal: Some(signal), .. } => write!(f, "ended by signal {signal}"),
+            Self::Crashed { status: Some(status), .. } => write!(f, "left with status {status} and no answer"),
+            Self::Crashed { .. } => f.write_str("left without an answer"),
+            Self::Failed { message } => write!(f, "failed: {message}"),
+            Self::DeviceError { message } => write!(f, "device error: {message}"),
+            Self::ProtocolError { message } => write!(f, "protocol error: {message}"),
+            Self::Diverged { step } => write!(f, "the loss is not finite at step {step}"),
+            Self::HostOutOfMemory => f.write_str("the host ran out of memory"),
+            Self::Cancelled => f.write_str("cancelled"),
+        }
+    }
+}
+
+/// Times of one step in milliseconds, with the device synchronised at each border.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// Blocked on the loader.
+    pub data_wait_ms: f64,
+    /// Copy to the device.
+    pub load_ms: f64,
+    /// Forward pass and loss.
+    pub forward_ms: f64,
+    /// Backward pass and accumulation.
+    pub backward_ms: f64,
+    /// Optimizer step; 0 in steps without an update.
+    pub optimizer_ms: f64,
+    /// The whole step, from asking for the batch to its end.
+    pub total_ms: f64,
+}
+
+/// Quantiles of the step time in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepQuantiles {
+    /// The median.
+    pub p50: f64,
+    /// The 95th percentile.
+    pub p95: f64,
+}
+
+/// What a completed trial measured, warm-up dropped.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// Steps measured.
+    pub steps: u32,
+    /// End to end, the loader included, at the accumulation of the planned run.
+    pub samples_per_second: f64,
+    /// The 95 % confidence interval of `samples_per_second`.
+    pub samples_per_second_interval: (f64, f64),
+    /// Time of a step.
+    pub step_ms: StepQuantiles,
+    /// Median of each part of a step; the optimizer's over the steps that had an update.
+    pub phases: StepTimes,
+    /// Share of the time spent blocked on the loader.
+    pub data_wait_fraction: f64,
+    /// Highest A of the whole trial.
+    pub peak_allocated_bytes: u64,
+    /// Highest V of the whole trial.
+    pub peak_reserved_bytes: u64,
+    /// The largest single request of the whole trial.
+    pub largest_request_bytes: u64,
+    /// Mean loss over the first tenth of the steps (at least one).
+    pub first_loss: f64,
+    /// Mean loss over the last tenth of the steps (at least one).
+    pub last_loss: f64,
+    /// Loss of the evaluation pass, where the trial had one.
+    pub evaluation_loss: Option<f64>,
+    /// Bytes of the checkpoint, where the trial wrote one.
+    pub checkpoint_bytes: Option<u64>,
+}
+
+/// A finished trial.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrialRecord {
+    /// What was run.
+    pub spec: TrialSpec,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// What it measured, if it completed.
+    pub measurement: Option<Measurement>,
+    /// The memory figures at every sample point, up to the end.
+    pub samples: Vec<MemorySample>,
+    /// What the workload should be told about, such as parameters without a gradient.
+    pub warnings: Vec<String>,
+    /// Wall time of the trial.
+    pub seconds: f64,
+}
+
+impl TrialRecord {
+    /// Whether all steps ran.
+    pub fn completed(&self) -> bool {
+        self.outcome == Outcome::Completed
+    }
+}

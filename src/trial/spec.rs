@@ -1,0 +1,151 @@
+//! What a trial runs.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::DataSpec;
+use crate::device::DeviceChoice;
+use crate::memory::{AllocatorKind, LimitSpec, Trim};
+use crate::model::ModelSpec;
+use crate::train::{GradientCheckpointing, TrainSpec};
+
+/// The number of a trial within its study, counted from 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TrialId(pub u32);
+
+impl fmt::Display for TrialId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A point of the search space: everything the search may change.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Point {
+    /// Samples per forward and backward pass on one device.
+    pub batch_size: usize,
+    /// Micro-batches per optimizer step, as the planned run has them. A trial runs min(this, 2): memory is the same
+    /// for 2 and for more.
+    pub accumulation_steps: usize,
+    /// Loader threads; 0 loads in the training thread.
+    pub loader_workers: usize,
+    /// Batches a loader thread keeps ready; 0 loads on demand.
+    pub prefetch_depth: usize,
+    /// Batches staged on the device ahead of the step.
+    pub device_prefetch: usize,
+    /// Whether host batches are page-locked.
+    pub pin_memory: bool,
+    /// Recomputation of activations; never `auto` here.
+    pub gradient_checkpointing: GradientCheckpointing,
+    /// When cached memory is handed back.
+    pub trim: Trim,
+}
+
+impl Point {
+    /// Accumulation as a measuring trial runs it.
+    pub fn trial_accumulation(&self) -> usize {
+        self.accumulation_steps.clamp(1, 2)
+    }
+}
+
+impl fmt::Display for Point {
+    /// `batch 32 × 2, 1 worker × 2`: what changes between trials, for people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "batch {} × {}, {} × {}",
+            self.batch_size,
+            self.accumulation_steps,
+            crate::units::plural(self.loader_workers, "worker"),
+            self.prefetch_depth
+        )?;
+        if self.device_prefetch > 0 {
+            write!(f, ", {} on device", self.device_prefetch)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a strategy asks for a trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// Does the workload run at all?
+    Smallest,
+    /// A rung of the batch ladder.
+    Ladder,
+    /// Between the largest size known to be safe and the smallest known not to be.
+    Bisection,
+    /// A micro-batch with accumulation that meets the target.
+    Accumulation,
+    /// Loader workers, prefetch depth and device prefetch.
+    Loader,
+    /// A point of the full grid.
+    Grid,
+    /// The long verifying run of the recommended configuration.
+    Soak,
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Smallest => "smallest",
+            Self::Ladder => "ladder",
+            Self::Bisection => "bisection",
+            Self::Accumulation => "accumulation",
+            Self::Loader => "loader",
+            Self::Grid => "grid",
+            Self::Soak => "soak",
+        })
+    }
+}
+
+/// One trial: a point and how long to run it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrialSpec {
+    /// Its number.
+    pub id: TrialId,
+    /// Why it is run.
+    pub purpose: Purpose,
+    /// What is run.
+    pub point: Point,
+    /// Steps whose time is dropped.
+    pub warmup_steps: u32,
+    /// Steps that are measured, after the warm-up.
+    pub steps: u32,
+    /// A memory sample is taken every so many steps.
+    pub sample_every: u32,
+}
+
+impl TrialSpec {
+    /// Whether this is the verifying run, with an evaluation pass and a checkpoint.
+    pub fn is_soak(&self) -> bool {
+        self.purpose == Purpose::Soak
+    }
+
+    /// Warm-up and measured steps together.
+    pub fn total_steps(&self) -> u32 {
+        self.warmup_steps + self.steps
+    }
+}
+
+/// What all trials of a study share: the workload and the device it runs on. A worker gets it once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkloadSpec {
+    /// The model.
+    pub model: ModelSpec,
+    /// How it is trained.
+    pub train: TrainSpec,
+    /// On which data.
+    pub data: DataSpec,
+    /// On which device.
+    pub device: DeviceChoice,
+    /// What tensors may use.
+    pub limit: LimitSpec,
+    /// The allocator of the planned run.
+    pub allocator: AllocatorKind,
+    /// Seeds everything that is random.
+    pub seed: u64,
+}
