@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::units::{Bytes, Fraction};
 
 /// The allocator of the planned run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum AllocatorKind {
     /// The one that the device itself uses: the driver pool for candle on CUDA, `native` on the CPU device.
@@ -20,7 +22,9 @@ pub enum AllocatorKind {
 }
 
 /// When cached memory is handed back to the device (`empty_cache`, `cuMemPoolTrimTo`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Trim {
     /// Never.
@@ -49,7 +53,9 @@ pub enum LimitSpec {
 }
 
 /// The fragmentation rate that the safety rule reads (see [`crate::memory::fragmentation`]).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum FragmentationMetric {
     /// 1 − peak allocated / peak reserved.
@@ -62,7 +68,9 @@ pub enum FragmentationMetric {
 }
 
 /// Whose fragmentation rate the safety rule reads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum FragmentationSource {
     /// The device's own allocator.

@@ -10,7 +10,9 @@ pub mod gradients;
 pub mod trainer;
 
 /// The type of parameters, activations and optimizer state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// 32-bit floating point throughout.
@@ -38,7 +40,9 @@ impl Precision {
 }
 
 /// Which optimizer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerKind {
     /// Adam with decoupled weight decay (Loshchilov and Hutter, 2017).
@@ -49,7 +53,9 @@ pub enum OptimizerKind {
 }
 
 /// Whether activations are recomputed in the backward pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum GradientCheckpointing {
     /// All are kept.
@@ -62,7 +68,9 @@ pub enum GradientCheckpointing {
 }
 
 /// What batch normalisation does while training.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum BatchNorm {
     /// Statistics of the batch; the running ones are updated.
