@@ -130,3 +130,17 @@ pub trait Strategy {
         Vec::new()
     }
 }
+
+/// The registry: the strategy of a plan.
+pub fn strategy(plan: &crate::config::Plan) -> Box<dyn Strategy> {
+    let space = Space::new(plan);
+    match plan.search.strategy {
+        StrategyKind::Staged => Box::new(staged::Staged::new(space)),
+        StrategyKind::Grid => Box::new(grid::Grid::new(space)),
+    }
+}
+
+#[cfg(test)]
+mod contract;
+#[cfg(test)]
+pub(crate) mod scripted;

@@ -1,1 +1,118 @@
-//! To come.
+//! Which of the finished trials is best.
+//!
+//! The objective is samples per second at the effective batch size. Within half a percent, which is about what a
+//! short trial can tell apart, the point with less memory wins.
+
+use super::{History, JudgedTrial, Space};
+use crate::trial::Point;
+
+/// Throughputs closer than this share count as equal.
+pub const EQUAL_SPEED: f64 = 0.005;
+
+/// Where a study stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Standing<'a> {
+    /// This point passed its soak.
+    Safe(&'a JudgedTrial),
+    /// This point passed a short trial; its soak is still to come.
+    Unverified(&'a JudgedTrial),
+    /// No point passed.
+    None,
+}
+
+impl<'a> Standing<'a> {
+    /// The status as the recommendation holds it.
+    pub fn status(&self) -> &'static str {
+        match self {
+            Self::Safe(_) => "safe",
+            Self::Unverified(_) => "unverified",
+            Self::None => "none",
+        }
+    }
+
+    /// The trial that stands for the point.
+    pub fn trial(&self) -> Option<&'a JudgedTrial> {
+        match self {
+            Self::Safe(trial) | Self::Unverified(trial) => Some(trial),
+            Self::None => None,
+        }
+    }
+
+    /// The point.
+    pub fn point(&self) -> Option<&'a Point> {
+        self.trial().map(|trial| &trial.record.spec.point)
+    }
+}
+
+/// Where a study with this history stands: the best soaked point, else the best measured one whose soak did not fail.
+pub fn standing<'a>(history: &'a History, space: &Space) -> Standing<'a> {
+    let mut soaked: Vec<&JudgedTrial> =
+        history.trials().iter().filter(|trial| trial.record.spec.is_soak() && trial.is_safe()).collect();
+    sort_by_objective(&mut soaked, JudgedTrial::samples_per_second);
+    if let Some(trial) = soaked.first() {
+        return Standing::Safe(trial);
+    }
+    let candidate = ranked(history, space)
+        .into_iter()
+        .find(|trial| history.soaked(&trial.record.spec.point).is_none_or(JudgedTrial::is_safe));
+    candidate.map_or(Standing::None, Standing::Unverified)
+}
+
+/// The safe measured points that meet the target, best first.
+pub fn ranked<'a>(history: &'a History, space: &Space) -> Vec<&'a JudgedTrial> {
+    let mut trials: Vec<&JudgedTrial> = history
+        .trials()
+        .iter()
+        .filter(|trial| !trial.record.spec.is_soak() && trial.is_safe())
+        .filter(|trial| space.meets_target(&trial.record.spec.point))
+        .collect();
+    sort_by_objective(&mut trials, JudgedTrial::samples_per_second);
+    trials
+}
+
+/// The safe points that no other safe point beats in both speed and memory, fastest first.
+pub fn front<'a>(history: &'a History, space: &Space) -> Vec<&'a JudgedTrial> {
+    let mut least = u64::MAX;
+    let mut front = ranked(history, space);
+    front.retain(|trial| {
+        let improves = reserved(trial) < least;
+        least = least.min(reserved(trial));
+        improves
+    });
+    front
+}
+
+/// Sorts the best first: the fastest, and among those within [`EQUAL_SPEED`] of it the one with the least memory,
+/// and so on for the rest. (Closeness is not transitive, so this is a selection and not a comparison sort.)
+fn sort_by_objective(trials: &mut [&JudgedTrial], rate: fn(&JudgedTrial) -> Option<f64>) {
+    for start in 0..trials.len() {
+        let rest = &mut trials[start..];
+        let fastest = rest.iter().filter_map(|trial| rate(trial)).fold(0.0, f64::max);
+        let close = |trial: &JudgedTrial| rate(trial).is_some_and(|rate| rate >= fastest * (1.0 - EQUAL_SPEED));
+        let best = (0..rest.len()).filter(|index| close(rest[*index])).min_by_key(|index| reserved(rest[*index]));
+        if let Some(best) = best {
+            rest[..=best].rotate_right(1);
+        }
+    }
+}
+
+/// The best of some trials by a rate: the fastest, or the one with the least memory among those within
+/// [`EQUAL_SPEED`] of it.
+pub fn best_of<'a, T>(trials: &'a [(T, &JudgedTrial)], rate: fn(&JudgedTrial) -> Option<f64>) -> Option<&'a T> {
+    let mut order: Vec<&JudgedTrial> = trials.iter().map(|(_, trial)| *trial).collect();
+    sort_by_objective(&mut order, rate);
+    let best = order.first()?;
+    trials.iter().find(|(_, trial)| std::ptr::eq(*trial, *best)).map(|(key, _)| key)
+}
+
+/// Samples per second as they would be if the loader never made the step wait: what batch sizes are compared by,
+/// since the loader is settled afterwards.
+pub fn compute_rate(trial: &JudgedTrial) -> Option<f64> {
+    let measurement = trial.record.measurement.as_ref()?;
+    let busy = 1.0 - measurement.data_wait_fraction.clamp(0.0, 0.99);
+    Some(measurement.samples_per_second / busy)
+}
+
+fn reserved(trial: &JudgedTrial) -> u64 {
+    trial.record.measurement.as_ref().map_or(u64::MAX, |measurement| measurement.peak_reserved_bytes)
+}

@@ -1,20 +1,206 @@
-//! The search space: micro-batch sizes, accumulation pairs and the loader's axes.
+//! The search space: micro-batch sizes, the accumulation that meets the target, and the loader's axes.
 
 use crate::config::Plan;
+use crate::config::plan::{BatchSizePlan, PinMemory, TargetPlan};
+use crate::memory::Trim;
+use crate::train::GradientCheckpointing;
 use crate::trial::Point;
+
+/// A micro-batch size with the accumulation steps that bring it to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pair {
+    /// Samples per forward and backward pass on one device.
+    pub batch_size: usize,
+    /// Micro-batches per optimizer step.
+    pub accumulation_steps: usize,
+}
+
+/// A setting of the data path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LoaderSetting {
+    /// Loader threads.
+    pub workers: usize,
+    /// Batches a thread keeps ready; 0 where there is no thread.
+    pub prefetch_depth: usize,
+    /// Batches staged on the device.
+    pub device_prefetch: usize,
+}
 
 /// The search space of a plan.
 #[derive(Clone, Debug)]
-pub struct Space;
+pub struct Space {
+    target: TargetPlan,
+    batch: BatchSizePlan,
+    pairs: Vec<Pair>,
+    workers: Vec<usize>,
+    prefetch: Vec<usize>,
+    device_prefetch: Vec<usize>,
+    pin_memory: bool,
+    gradient_checkpointing: GradientCheckpointing,
+    trim: Trim,
+}
 
 impl Space {
     /// The space of a plan.
-    pub fn new(_plan: &Plan) -> Self {
-        Self
+    pub fn new(plan: &Plan) -> Self {
+        let search = &plan.search;
+        Self {
+            target: plan.target,
+            batch: search.batch_size,
+            pairs: pairs(&plan.target, search.batch_size.max, search.accumulation_steps.as_deref()),
+            workers: search.loader_workers.clone(),
+            prefetch: search.prefetch_depth.clone(),
+            device_prefetch: search.device_prefetch.clone(),
+            pin_memory: plan.pin_memory != PinMemory::Never,
+            gradient_checkpointing: plan.train.gradient_checkpointing,
+            trim: plan.memory.trim,
+        }
     }
 
-    /// A point.
-    pub fn points(&self) -> Vec<Point> {
-        Vec::new()
+    /// Every pair that meets the target, the largest micro-batch first.
+    pub fn pairs(&self) -> &[Pair] {
+        &self.pairs
+    }
+
+    /// The rungs of the ladder, ascending. They look for the largest safe size and need not meet the target.
+    pub fn rungs(&self) -> Vec<usize> {
+        let step = self.batch.step.max(1);
+        let mut rungs: Vec<usize> = (self.batch.start..=self.batch.max).step_by(step).collect();
+        // The highest size is worth a look even where the steps jump over it.
+        if rungs.last().is_some_and(|last| *last < self.batch.max) {
+            rungs.push(self.batch.max);
+        }
+        rungs
+    }
+
+    /// A size with the accumulation that meets the target, or with none where no accumulation does.
+    pub fn pair_of(&self, batch_size: usize) -> Pair {
+        let unmatched = Pair { batch_size, accumulation_steps: 1 };
+        self.pairs.iter().copied().find(|pair| pair.batch_size == batch_size).unwrap_or(unmatched)
+    }
+
+    /// Whether a point meets the target within its tolerance.
+    pub fn meets_target(&self, point: &Point) -> bool {
+        self.pairs.contains(&Pair { batch_size: point.batch_size, accumulation_steps: point.accumulation_steps })
+    }
+
+    /// Samples per optimizer step over all replicas.
+    pub fn effective_batch_size(&self, point: &Point) -> usize {
+        point.batch_size * point.accumulation_steps * self.target.replicas
+    }
+
+    /// The data path that batch sizes are measured with: the fewest workers, everything else as preferred.
+    pub fn first_loader(&self) -> LoaderSetting {
+        let workers = self.workers.iter().copied().min().unwrap_or(0);
+        let first = |list: &[usize]| list.first().copied().unwrap_or(0);
+        LoaderSetting {
+            workers,
+            prefetch_depth: if workers == 0 { 0 } else { first(&self.prefetch) },
+            device_prefetch: first(&self.device_prefetch),
+        }
+    }
+
+    /// Loader threads to try, ascending.
+    pub fn workers(&self) -> Vec<usize> {
+        let mut workers = self.workers.clone();
+        workers.sort_unstable();
+        workers.dedup();
+        workers
+    }
+
+    /// Prefetch depths in the order in which they are preferred.
+    pub fn prefetch_depths(&self) -> &[usize] {
+        &self.prefetch
+    }
+
+    /// Every setting of the data path. Without a worker there is nothing to prefetch, so depths do not multiply it.
+    pub fn loaders(&self) -> Vec<LoaderSetting> {
+        let mut settings = Vec::new();
+        for device_prefetch in &self.device_prefetch {
+            for workers in self.workers() {
+                let depths: &[usize] = if workers == 0 { &[0] } else { &self.prefetch };
+                settings.extend(depths.iter().map(|depth| LoaderSetting {
+                    workers,
+                    prefetch_depth: *depth,
+                    device_prefetch: *device_prefetch,
+                }));
+            }
+        }
+        settings
+    }
+
+    /// The point of a pair under a setting of the data path.
+    pub fn point(&self, pair: Pair, loader: LoaderSetting) -> Point {
+        Point {
+            batch_size: pair.batch_size,
+            accumulation_steps: pair.accumulation_steps,
+            loader_workers: loader.workers,
+            prefetch_depth: loader.prefetch_depth,
+            device_prefetch: loader.device_prefetch,
+            pin_memory: self.pin_memory,
+            gradient_checkpointing: self.gradient_checkpointing,
+            trim: self.trim,
+        }
+    }
+}
+
+/// The pairs that meet the target within its tolerance, the largest micro-batch first.
+///
+/// Of the accumulation steps that would do for a size, the ones nearest to the target are taken.
+fn pairs(target: &TargetPlan, max: usize, allowed: Option<&[usize]>) -> Vec<Pair> {
+    let replicas = target.replicas.max(1);
+    let missed = |pair: &Pair| (pair.batch_size * pair.accumulation_steps * replicas).abs_diff(target.batch_size);
+    let slack = target.tolerance.of(target.batch_size as u64) as usize;
+    (1..=max)
+        .rev()
+        .filter_map(|batch_size| {
+            let samples = batch_size * replicas;
+            let below = target.batch_size / samples;
+            let near = [below, below + 1];
+            let candidates: &[usize] = allowed.unwrap_or(&near);
+            candidates
+                .iter()
+                .filter(|steps| **steps > 0)
+                .map(|steps| Pair { batch_size, accumulation_steps: *steps })
+                .filter(|pair| missed(pair) <= slack)
+                .min_by_key(missed)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Fraction;
+
+    fn target(batch_size: usize, tolerance: f64) -> TargetPlan {
+        TargetPlan { batch_size, replicas: 1, tolerance: Fraction(tolerance) }
+    }
+
+    fn sizes(pairs: &[Pair]) -> Vec<(usize, usize)> {
+        pairs.iter().map(|pair| (pair.batch_size, pair.accumulation_steps)).collect()
+    }
+
+    #[test]
+    fn pairs_meet_the_target_exactly_without_tolerance() {
+        let found = pairs(&target(12, 0.0), 12, None);
+        assert_eq!(sizes(&found), [(12, 1), (6, 2), (4, 3), (3, 4), (2, 6), (1, 12)]);
+    }
+
+    #[test]
+    fn tolerance_admits_near_pairs_and_takes_the_nearest() {
+        let found = pairs(&target(10, 0.1), 10, None);
+        assert_eq!(sizes(&found), [(10, 1), (9, 1), (5, 2), (3, 3), (2, 5), (1, 10)]);
+    }
+
+    #[test]
+    fn listed_accumulation_steps_are_the_only_ones() {
+        assert_eq!(sizes(&pairs(&target(8, 0.0), 8, Some(&[2, 4]))), [(4, 2), (2, 4)]);
+    }
+
+    #[test]
+    fn replicas_share_the_target() {
+        let target = TargetPlan { batch_size: 16, replicas: 4, tolerance: Fraction(0.0) };
+        assert_eq!(sizes(&pairs(&target, 4, None)), [(4, 1), (2, 2), (1, 4)]);
     }
 }

@@ -1,0 +1,98 @@
+//! The fragmentation rate stays under its threshold in the steady state.
+
+use super::{Finding, Rule, steady};
+use crate::config::plan::SafetyPlan;
+use crate::memory::{FragmentationSource, MemorySample};
+use crate::trial::TrialRecord;
+use crate::units::Fraction;
+
+/// From this share of the threshold on the reason warns.
+const WARNING_SHARE: f64 = 2.0 / 3.0;
+
+/// The highest fragmentation rate is under the threshold.
+#[derive(Debug)]
+pub struct FragmentationRate;
+
+impl Rule for FragmentationRate {
+    fn name(&self) -> &'static str {
+        "fragmentation"
+    }
+
+    fn check(&self, trial: &TrialRecord, safety: &SafetyPlan) -> Finding {
+        let threshold = safety.fragmentation_threshold.0;
+        let worst = steady(&trial.samples)
+            .filter_map(|sample| Some((sample, rate(sample, safety)?)))
+            .max_by(|(_, a), (_, b)| a.total_cmp(b));
+        let Some((sample, rate)) = worst else {
+            let reason = "no sample after the warm-up has a rate".to_owned();
+            return Finding { value: None, limit: Some(threshold), passed: true, reason };
+        };
+        let passed = rate <= threshold;
+        let shown = |value: f64| Fraction(value).to_string();
+        let judgement = if !passed {
+            format!("above the threshold of {}", shown(threshold))
+        } else if rate >= threshold * WARNING_SHARE {
+            format!("close to the threshold of {}", shown(threshold))
+        } else {
+            format!("under the threshold of {}", shown(threshold))
+        };
+        let reason = format!("{} of memory fragmented at step {}, {judgement}", shown(rate), sample.step);
+        Finding { value: Some(rate), limit: Some(threshold), passed, reason }
+    }
+}
+
+/// The rate that the plan asked for, of the allocator it asked for.
+pub fn rate(sample: &MemorySample, safety: &SafetyPlan) -> Option<f64> {
+    let device = sample.rates.get(safety.fragmentation_metric);
+    let shadow = sample.shadow.and_then(|rates| rates.get(safety.fragmentation_metric));
+    match safety.fragmentation_source {
+        FragmentationSource::Device => device,
+        FragmentationSource::Shadow => shadow.or(device),
+        FragmentationSource::Worst => match (device, shadow) {
+            (Some(device), Some(shadow)) => Some(device.max(shadow)),
+            (one, other) => one.or(other),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{completed, point, safety, sample};
+    use super::*;
+    use crate::memory::Rates;
+
+    fn with_rate(step: u32, peak: f64) -> MemorySample {
+        MemorySample { rates: Rates { peak: Some(peak), ..Rates::default() }, ..sample(step) }
+    }
+
+    #[test]
+    fn a_rate_above_the_threshold_fails_and_names_the_step() {
+        let trial = completed(point(8), vec![with_rate(4, 0.1), with_rate(20, 0.41), with_rate(22, 0.2)]);
+        let finding = FragmentationRate.check(&trial, &safety());
+        assert!(!finding.passed);
+        assert_eq!(finding.value, Some(0.41));
+        assert!(finding.reason.contains("41% of memory fragmented at step 20"), "{}", finding.reason);
+    }
+
+    #[test]
+    fn the_first_two_steps_are_left_out() {
+        let trial = completed(point(8), vec![with_rate(2, 0.9), with_rate(4, 0.1)]);
+        assert!(FragmentationRate.check(&trial, &safety()).passed);
+    }
+
+    #[test]
+    fn a_rate_close_to_the_threshold_passes_with_a_warning() {
+        let finding = FragmentationRate.check(&completed(point(8), vec![with_rate(4, 0.25)]), &safety());
+        assert!(finding.passed);
+        assert!(finding.reason.contains("close to"));
+    }
+
+    #[test]
+    fn the_worse_of_device_and_shadow_decides_unless_told_otherwise() {
+        let shadowed =
+            MemorySample { shadow: Some(Rates { peak: Some(0.5), ..Rates::default() }), ..with_rate(4, 0.1) };
+        let device_only = SafetyPlan { fragmentation_source: FragmentationSource::Device, ..safety() };
+        assert_eq!(rate(&shadowed, &safety()), Some(0.5));
+        assert_eq!(rate(&shadowed, &device_only), Some(0.1));
+    }
+}
