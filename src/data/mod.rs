@@ -1,20 +1,24 @@
 //! The data room: datasets, and a loader with workers and prefetch.
 //!
 //! A [`Dataset`] is a length and one sample by index. The [`loader`] collates samples into [`HostBatch`]es on worker
-//! threads, in an order that depends on the seed alone. The training thread turns a host batch into a [`Batch`] of
-//! tensors on its device.
+//! threads, in an [`order`] that depends on the seed alone. The training thread turns a host batch into a [`Batch`] of
+//! tensors on its device. Samples for the evaluation pass are kept apart: see [`held_out`].
 //!
 //! # To add a dataset
 //! Create `data/<kind>.rs` with a type that implements [`Dataset`], add one variant to [`SourceKind`] and one line
 //! to [`open`].
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
+mod collate;
+pub mod held_out;
 pub mod loader;
+pub mod order;
 pub mod synthetic;
 pub mod text;
 
@@ -33,6 +37,19 @@ pub enum SourceKind {
     ImageFolder,
     /// CIFAR-10's binary files.
     Cifar10,
+}
+
+impl fmt::Display for SourceKind {
+    /// As the configuration writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Synthetic => "synthetic",
+            Self::Text => "text",
+            Self::Tokens => "tokens",
+            Self::ImageFolder => "image_folder",
+            Self::Cifar10 => "cifar10",
+        })
+    }
 }
 
 /// How long samples are.
@@ -169,9 +186,17 @@ pub struct Batch {
 }
 
 /// A source of samples. Shared by the loader's workers.
+///
+/// Indices from 0 to [`len`](Self::len) are the training samples; [`held_out_len`](Self::held_out_len) more follow,
+/// which training never sees.
 pub trait Dataset: Send + Sync {
     /// Samples in one epoch; never 0.
     fn len(&self) -> usize;
+
+    /// Samples kept back for evaluation.
+    fn held_out_len(&self) -> usize {
+        0
+    }
 
     /// Whether it has no samples (a dataset without any refuses to open).
     fn is_empty(&self) -> bool {
@@ -190,8 +215,9 @@ pub trait Dataset: Send + Sync {
 
 /// Opens the dataset of a specification, made to fit what the model takes.
 pub fn open(spec: &DataSpec, input: &InputSpec, seed: u64) -> Result<Arc<dyn Dataset>, DataError> {
+    let input = &with_length(input, spec.sequence_length)?;
     match spec.source {
-        SourceKind::Synthetic => Ok(Arc::new(synthetic::Synthetic::new(input.clone(), seed))),
+        SourceKind::Synthetic => Ok(Arc::new(synthetic::Synthetic::new(input, seed)?)),
         SourceKind::Text => Ok(Arc::new(text::Text::open(spec.path.as_deref(), input)?)),
         kind @ (SourceKind::Tokens | SourceKind::ImageFolder | SourceKind::Cifar10) => {
             Err(DataError::NotSupported(kind))
@@ -199,11 +225,25 @@ pub fn open(spec: &DataSpec, input: &InputSpec, seed: u64) -> Result<Arc<dyn Dat
     }
 }
 
+/// What the model takes, at the length that the data asks for.
+fn with_length(input: &InputSpec, length: Option<LengthSpec>) -> Result<InputSpec, DataError> {
+    match (input, length) {
+        (InputSpec::Tokens { vocabulary_size, sequence_length }, Some(LengthSpec::Fixed(length))) => {
+            if length > *sequence_length {
+                return Err(DataError::SequenceTooLong { length, limit: *sequence_length });
+            }
+            Ok(InputSpec::Tokens { vocabulary_size: *vocabulary_size, sequence_length: length })
+        }
+        (_, Some(LengthSpec::Range { .. })) => Err(DataError::LengthsNotSupported),
+        (input, _) => Ok(input.clone()),
+    }
+}
+
 /// Why data cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The kind is not built yet.
-    #[error("`data.source: {0:?}` is not supported yet")]
+    #[error("`data.source: {0}` is not supported yet (hint: `synthetic` or `text`)")]
     NotSupported(SourceKind),
     /// The kind needs a path.
     #[error("`data.path` is missing (hint: name a file or a folder)")]
@@ -218,7 +258,7 @@ pub enum DataError {
         source: std::io::Error,
     },
     /// There is too little in it.
-    #[error("`{}` holds {found}, and one sample needs {needed} (hint: a shorter `sequence_length` or more text)", path.display())]
+    #[error("`{}` holds {found} tokens, and one sample needs {needed} (hint: a shorter `sequence_length` or more text)", path.display())]
     TooSmall {
         /// Which.
         path: PathBuf,
@@ -226,6 +266,79 @@ pub enum DataError {
         found: usize,
         /// Tokens needed.
         needed: usize,
+    },
+    /// There is too much in it.
+    #[error("`{}` holds more than {limit} (hint: name a part of it)", path.display())]
+    TooLarge {
+        /// Which.
+        path: PathBuf,
+        /// What is allowed.
+        limit: crate::units::Bytes,
+    },
+    /// A folder has more files than anybody means to train on.
+    #[error("`{}` has more than {limit} files (hint: name a part of it)", path.display())]
+    TooManyFiles {
+        /// Which.
+        path: PathBuf,
+        /// What is allowed.
+        limit: usize,
+    },
+    /// A pipe, a socket or a device, which could be read for ever.
+    #[error("`{}` is neither a file nor a folder", path.display())]
+    NotAFile {
+        /// Which.
+        path: PathBuf,
+    },
+    /// A text file is not UTF-8.
+    #[error("`{}` is not UTF-8 text: byte {byte:#04x} at offset {offset}", path.display())]
+    NotUtf8 {
+        /// Which.
+        path: PathBuf,
+        /// The byte that does not belong there.
+        byte: u8,
+        /// Where, counted from 0.
+        offset: u64,
+    },
+    /// Samples of varying length.
+    #[error("a `data.sequence_length` with `min` and `max` is not supported yet")]
+    LengthsNotSupported,
+    /// Samples longer than the model takes.
+    #[error("`data.sequence_length: {length}` is over the model's {limit} (hint: raise `model.sequence_length`)")]
+    SequenceTooLong {
+        /// What the data asks for.
+        length: usize,
+        /// What the model takes.
+        limit: usize,
+    },
+    /// The model asks for samples that cannot be.
+    #[error("the model takes samples that cannot be made: {reason}")]
+    InvalidInput {
+        /// Why not.
+        reason: &'static str,
+    },
+    /// The dataset has no such sample.
+    #[error("there is no sample {index}, the dataset has {samples}")]
+    NoSuchSample {
+        /// Which was asked for.
+        index: usize,
+        /// How many there are, the held-out ones included.
+        samples: usize,
+    },
+    /// A sample is not of the shape that its dataset names.
+    #[error("sample {index} has {found} values where its dataset promises {needed}")]
+    SampleShape {
+        /// Which.
+        index: usize,
+        /// Its values.
+        found: usize,
+        /// The values of the promised shape.
+        needed: usize,
+    },
+    /// A sample has integers where the others have floats, or the other way round.
+    #[error("sample {index} has values of another type than those before it in the batch")]
+    SampleType {
+        /// Which.
+        index: usize,
     },
     /// The model cannot take this kind of data.
     #[error("`data.source: {source_kind}` gives {gives}, and the model takes {takes}")]
@@ -249,7 +362,66 @@ pub enum DataError {
         /// The model's vocabulary.
         vocabulary_size: usize,
     },
-    /// A loader worker panicked.
+    /// The dataset panicked while it made a sample.
     #[error("a loader worker panicked: {0}")]
     WorkerPanicked(String),
+    /// The system gives no more threads.
+    #[error("cannot start loader worker {worker} of {workers} (hint: fewer `search.loader_workers`)")]
+    WorkerNotStarted {
+        /// Which, counted from 1.
+        worker: usize,
+        /// How many were asked for.
+        workers: usize,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A worker thread ended, which it never does on its own.
+    #[error("a loader worker ended without an answer")]
+    WorkerEnded,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(sequence_length: Option<LengthSpec>) -> DataSpec {
+        DataSpec { source: SourceKind::Synthetic, path: None, sequence_length }
+    }
+
+    const INPUT: InputSpec = InputSpec::Tokens { vocabulary_size: 10, sequence_length: 8 };
+
+    #[test]
+    fn the_data_may_ask_for_shorter_samples_than_the_model_takes() {
+        let shape = |length| open(&spec(length), &INPUT, 0).map(|dataset| dataset.input_shape());
+        assert_eq!(shape(None).unwrap(), [8]);
+        assert_eq!(shape(Some(LengthSpec::Fixed(5))).unwrap(), [5]);
+        let error = shape(Some(LengthSpec::Fixed(9)));
+        assert!(matches!(error, Err(DataError::SequenceTooLong { length: 9, limit: 8 })));
+        assert!(shape(Some(LengthSpec::Fixed(0))).is_err());
+    }
+
+    #[test]
+    fn what_is_not_built_yet_says_so() {
+        for source in [SourceKind::Tokens, SourceKind::ImageFolder, SourceKind::Cifar10] {
+            let error = open(&DataSpec { source, ..spec(None) }, &INPUT, 0).err().map(|error| error.to_string());
+            assert!(error.is_some_and(|error| error.contains("not supported yet")));
+        }
+        let range = LengthSpec::Range { min: 1, max: 8, distribution: LengthDistribution::Uniform };
+        assert!(matches!(open(&spec(Some(range)), &INPUT, 0), Err(DataError::LengthsNotSupported)));
+    }
+
+    #[test]
+    fn a_batch_reaches_the_device_as_it_is() {
+        let batch = HostBatch {
+            input: HostValues::F32(vec![1.0, 2.0]),
+            input_shape: vec![2, 1],
+            target: HostValues::U32(vec![3, 4]),
+            target_shape: vec![2],
+            samples: 2,
+        };
+        let moved = batch.to_device(&Device::Cpu).unwrap();
+        assert_eq!(moved.input.to_vec2::<f32>().unwrap(), [[1.0], [2.0]]);
+        assert_eq!(moved.target.to_vec1::<u32>().unwrap(), [3, 4]);
+    }
 }
