@@ -52,8 +52,8 @@ impl Field {
             return Err(DataError::SampleShape { index, found, needed: self.per_sample });
         }
         match (&mut self.values, values) {
-            (None, HostValues::U32(values)) => self.values = Some(HostValues::U32(with_room(values, samples))),
-            (None, HostValues::F32(values)) => self.values = Some(HostValues::F32(with_room(values, samples))),
+            (None, HostValues::U32(values)) => self.values = Some(HostValues::U32(with_room(&values, samples))),
+            (None, HostValues::F32(values)) => self.values = Some(HostValues::F32(with_room(&values, samples))),
             (Some(HostValues::U32(joined)), HostValues::U32(values)) => joined.extend_from_slice(&values),
             (Some(HostValues::F32(joined)), HostValues::F32(values)) => joined.extend_from_slice(&values),
             (Some(_), _) => return Err(DataError::SampleType { index }),
@@ -62,9 +62,9 @@ impl Field {
     }
 }
 
-fn with_room<T: Copy>(first: Vec<T>, samples: usize) -> Vec<T> {
+fn with_room<T: Copy>(first: &[T], samples: usize) -> Vec<T> {
     let mut joined = Vec::with_capacity(first.len().saturating_mul(samples));
-    joined.extend_from_slice(&first);
+    joined.extend_from_slice(first);
     joined
 }
 

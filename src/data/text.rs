@@ -6,7 +6,7 @@
 //! windows is held out.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::{DataError, Dataset, HostValues, InputSpec, Sample};
@@ -120,12 +120,14 @@ fn append(file: &Path, source_path: &Path, bytes: &mut Vec<u8>) -> Result<(), Da
     let left = MAX_BYTES.saturating_sub(bytes.len() as u64);
     let opened = File::open(file).map_err(failed)?;
     let size = opened.metadata().map_err(failed)?.len();
-    // The size is only a promise: a file may grow while it is read.
-    let read = if size > left { left + 1 } else { opened.take(left + 1).read_to_end(bytes).map_err(failed)? as u64 };
-    if read > left {
-        return Err(DataError::TooLarge { path: source_path.to_owned(), limit: Bytes(MAX_BYTES) });
+    let too_large = || DataError::TooLarge { path: source_path.to_owned(), limit: Bytes(MAX_BYTES) };
+    if size > left {
+        return Err(too_large());
     }
-    Ok(())
+    bytes.try_reserve_exact(size as usize).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
+    // The size is only a promise: a file may grow while it is read.
+    let read = opened.take(left + 1).read_to_end(bytes).map_err(failed)?;
+    if read as u64 > left { Err(too_large()) } else { Ok(()) }
 }
 
 /// Refuses bytes that are not text, or that the model has no token for.

@@ -115,13 +115,12 @@ fn write_parts(file: &mut impl Write, header: &[u8], tensors: &[(String, &Tensor
 /// Appends the values of a contiguous tensor as little-endian bytes.
 fn copy_bytes(values: &Tensor, bytes: &mut Vec<u8>) -> candle_core::Result<()> {
     let host;
-    let values = match values.device() {
-        Device::Cpu => values,
+    let values = if values.device().is_cpu() {
+        values
+    } else {
         // A copy first: candle moves a view's whole storage to the host.
-        _ => {
-            host = values.force_contiguous()?.to_device(&Device::Cpu)?;
-            &host
-        }
+        host = values.force_contiguous()?.to_device(&Device::Cpu)?;
+        &host
     };
     let (storage, layout) = values.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else { candle_core::bail!("the values are not on the host") };

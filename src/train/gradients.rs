@@ -22,12 +22,16 @@ pub struct Gradients {
 impl Gradients {
     /// Adds the gradients of one micro-batch. Parameters that it did not reach keep their sum.
     pub fn add(&mut self, parameters: &Parameters, mut store: GradStore) -> Result<()> {
-        for (name, variable) in parameters.iter() {
-            // candle leaves the operations that made a parameter's gradient attached to it, and they hold
-            // activations: detach.
-            let Some(gradient) = store.remove(variable).map(|gradient| gradient.detach()) else { continue };
+        // candle leaves the operations that made a parameter's gradient attached to it, and they hold activations.
+        // All are detached, and the rest of the store is dropped, before the first sum asks for memory.
+        let taken: Vec<(&str, Tensor)> = parameters
+            .iter()
+            .filter_map(|(name, variable)| store.remove(variable).map(|gradient| (name, gradient.detach())))
+            .collect();
+        drop(store);
+        for (name, gradient) in taken {
             let sum = match self.sums.remove(name) {
-                Some(sum) => (sum + gradient)?.detach(),
+                Some(sum) => (sum + gradient)?,
                 None => gradient,
             };
             self.sums.insert(name.to_owned(), sum);

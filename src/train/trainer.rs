@@ -61,7 +61,7 @@ impl Trainer {
         let gradients = &mut self.gradients;
         let (backward, ()) = in_phase(session, Phase::Backward, || {
             let store = loss.backward()?;
-            // The graph goes before the gradients are summed: its activations are no longer needed.
+            // The graph goes before the gradients are summed: nobody needs its activations any more.
             drop(loss);
             gradients.add(parameters, store)
         })?;
