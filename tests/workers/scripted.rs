@@ -84,7 +84,6 @@ fn opening(part: &str, stage: &mut dyn Write) -> Option<ExitCode> {
 }
 
 /// Does what the part is about. `None` if the trial goes on well after it.
-#[expect(clippy::match_same_arms, reason = "one arm a part")]
 fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<ExitCode> {
     let step = line_of(&step(trial.id, 1));
     let mut raw = |bytes: &[u8]| {
@@ -279,6 +278,7 @@ fn flood(bytes: Option<usize>) {
     }
 }
 
+#[expect(clippy::zombie_processes, reason = "to be left behind is its part")]
 fn start_grandchild() {
     let child = Command::new("sleep").arg("600").spawn().expect("sleep can be started");
     note_pid(child.id());

@@ -1,9 +1,10 @@
 //! The trial's loop on stand-ins: a device whose memory is arithmetic, and a trainer that follows a script.
 
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use candle_core::Device;
 
@@ -130,8 +131,6 @@ fn phase(session: &mut dyn DeviceSession, phase: Phase) -> Result<Duration, Step
     session.end_phase().map(|()| Duration::from_millis(1))
 }
 
-use std::time::Duration;
-
 impl Training for FakeTrainer {
     fn step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
         let step = Some(self.steps);
@@ -172,8 +171,6 @@ impl Training for FakeTrainer {
         phase(session, Phase::Checkpoint).map(|_| 64)
     }
 }
-
-use std::path::Path;
 
 struct FakeBatches(usize);
 
@@ -231,11 +228,13 @@ impl Told {
     }
 
     fn warnings(&self) -> Vec<&str> {
-        let of = |message| match message {
-            &FromWorker::Warning { ref text, .. } => Some(text.as_str()),
-            _ => None,
-        };
-        self.messages.iter().filter_map(of).collect()
+        fn text_of(message: &FromWorker) -> Option<&str> {
+            match message {
+                FromWorker::Warning { text, .. } => Some(text),
+                _ => None,
+            }
+        }
+        self.messages.iter().filter_map(text_of).collect()
     }
 
     fn count(&self, call: &str) -> usize {
@@ -425,6 +424,8 @@ fn parameters_without_a_gradient_are_named_once() {
     assert!(warnings(0).is_empty());
     let [one] = &warnings(1)[..] else { panic!("not one warning") };
     assert!(one.starts_with("1 parameter got no gradient in the first step: `block.0.norm`. "), "{one}");
+    let long = Script { unreached: vec!["é".repeat(1 << 20)], ..Script::default() };
+    assert!(run(&spec(Purpose::Ladder, 4), &long).warnings()[0].chars().count() < 5_000, "names are anybody's");
     let [many] = &warnings(11)[..] else { panic!("not one warning") };
     assert!(many.contains("`block.7.norm` and 3 more. "), "{many}");
     assert!(many.contains("candle_nn::LayerNorm"));
