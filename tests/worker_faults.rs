@@ -4,23 +4,27 @@
 //! The program has its own main because it plays the workers too (`workers/scripted.rs`): started with a part in its
 //! environment it is a worker, otherwise it runs the tests like the standard harness, one after the other.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use batchtune::data::InputSpec;
 use batchtune::data::{DataSpec, SourceKind};
 use batchtune::device::DeviceChoice;
 use batchtune::memory::{AllocatorKind, LimitSpec, Trim};
-use batchtune::model::ModelSpec;
+use batchtune::model::{BuildContext, Family, ModelError, ModelSpec, Registry, Workload};
 use batchtune::train::{GradientCheckpointing, TrainSpec};
 use batchtune::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
 use batchtune::trial::{
     Executor, ExecutorError, Interrupt, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
     WorkloadSpec,
 };
+use batchtune::units::Fraction;
 use nix::errno::Errno;
 use nix::sys::signal::{kill, killpg};
 use nix::unistd::Pid;
@@ -57,11 +61,17 @@ const TESTS: &[Test] = tests![
     an_automatic_limit_is_pinned_for_the_workers_after_the_first,
     the_first_interrupt_waits_for_the_step_and_the_second_for_nothing,
     the_end_of_the_budget_ends_a_trial,
+    a_real_worker_refuses_a_workload_that_it_does_not_know,
+    a_real_worker_leaves_at_the_end_of_its_input_whatever_it_is_doing,
+    a_real_worker_ends_with_its_parent_though_its_input_stays_open,
 ];
 
 fn main() -> ExitCode {
-    if let Ok(part) = std::env::var(scripted::PART) {
-        return scripted::play(&part);
+    match std::env::var(scripted::PART).as_deref() {
+        Ok(REAL_WORKER) => return batchtune::trial::worker::main(&Registry::default().with(Stuck)),
+        Ok(PARENT) => return parent_of_a_worker(),
+        Ok(part) => return scripted::play(part),
+        Err(_) => {}
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
@@ -153,6 +163,7 @@ impl Stage {
 
     /// A fault, then a good trial, `times` times over; then nothing may be left. Gives the faults' outcomes.
     fn fault_then_good(mut self, times: u32) -> Vec<Outcome> {
+        let descriptors = open_descriptors();
         let mut outcomes = Vec::new();
         for round in 0..times {
             outcomes.push(self.run(2 * round + 1).outcome);
@@ -160,6 +171,12 @@ impl Stage {
             assert_eq!(good.outcome, Outcome::Completed, "the trial after {:?}", outcomes.last());
         }
         self.close();
+        // Threads that tend pipes close them in their own time.
+        let until = Instant::now() + Duration::from_secs(30);
+        while open_descriptors() > descriptors && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(open_descriptors() <= descriptors, "no pipe is left open");
         outcomes
     }
 
@@ -180,6 +197,10 @@ impl Drop for Stage {
         let _ = self.bystander.kill();
         let _ = self.bystander.wait();
     }
+}
+
+fn open_descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 /// Whether a process runs. A zombie that init has not reaped yet does not.
@@ -329,10 +350,12 @@ fn a_worker_that_floods_its_log_is_neither_blocked_nor_believed() {
 
 fn a_workload_that_prints_does_not_break_the_protocol() {
     let mut stage = Stage::new("prints_after_claiming");
-    let mut log = Vec::new();
-    let spec = spec(1, Purpose::Ladder);
-    let record = stage.executor().run(&spec, &mut |seen| log.extend(Some(seen))).unwrap();
-    assert_eq!(record.outcome, Outcome::Completed);
+    assert!(stage.run(1).completed());
+    // A log is read to the end where it matters: this trial's worker is killed after it printed the same.
+    let outcome = stage.run(3).outcome;
+    let Outcome::Crashed { signal: Some(9), log, .. } = outcome else { panic!("{outcome:?}") };
+    let printed = "epoch 1: loss 4.2\nfrom a child";
+    assert_eq!(log, format!("{printed}\n{printed}"));
     stage.close();
 }
 
@@ -445,12 +468,16 @@ fn a_worker_that_cannot_start_is_an_error_that_says_why() {
 }
 
 fn an_automatic_limit_is_pinned_for_the_workers_after_the_first() {
-    // The stand-in's name is the limit that it was given.
-    let mut stage = Stage::new("answers_uncleanly");
-    assert_eq!(stage.executor().start().unwrap().name, "\"auto\"");
-    stage.run(1);
-    stage.run(2);
-    assert_eq!(stage.executor().start().unwrap().name, "\"auto\"", "the first device's facts hold");
+    let mut stage = Stage::new("tells_its_limit");
+    assert_eq!(stage.run(1).warnings[1], "\"auto\"");
+    assert_eq!(stage.run(2).warnings[1], format!("{{\"bytes\":{}}}", 1 << 29));
+    assert_eq!(stage.pids().len(), 2);
+    stage.close();
+    let mut stage = Stage::with("tells_its_limit", |config| config.workload.limit = LimitSpec::Fraction(Fraction(0.5)));
+    assert_eq!(
+        (stage.run(1).warnings[1].as_str(), stage.run(2).warnings[1].as_str()),
+        (r#"{"fraction":0.5}"#, r#"{"fraction":0.5}"#)
+    );
     stage.close();
 }
 
@@ -489,4 +516,81 @@ fn the_end_of_the_budget_ends_a_trial() {
     assert_eq!(stage.executor().run(&long, &mut |_| {}).unwrap().outcome, Outcome::Cancelled);
     assert_eq!(stage.run(2).outcome, Outcome::Cancelled);
     drop(stage.executor.take());
+}
+
+/// The part of the worker that ships.
+const REAL_WORKER: &str = "the_real_worker";
+/// The part of a process that starts a worker and waits.
+const PARENT: &str = "a_parent";
+
+/// A family that never gets ready, so that a worker's main thread is as busy as in a long step.
+struct Stuck;
+
+impl Family for Stuck {
+    fn name(&self) -> &'static str {
+        "stuck"
+    }
+    fn input(&self, _spec: &ModelSpec) -> Result<InputSpec, ModelError> {
+        loop {
+            std::thread::sleep(Duration::from_secs(600));
+        }
+    }
+    fn build(&self, _context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError> {
+        Err(ModelError::Invalid { field: "family", reason: "it is stuck".to_owned() })
+    }
+}
+
+fn parent_of_a_worker() -> ExitCode {
+    let mut worker = Command::new(std::env::current_exe().unwrap()).env(scripted::PART, REAL_WORKER).spawn().unwrap();
+    let _ = worker.wait();
+    ExitCode::SUCCESS
+}
+
+/// Starts this program in a part; gives it, its output, and the process number that the worker in it says.
+fn start(part: &str) -> (Child, BufReader<std::process::ChildStdout>, i32) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut child = command.env(scripted::PART, part).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut hello = String::new();
+    output.read_line(&mut hello).unwrap();
+    let hello: serde_json::Value = serde_json::from_str(&hello).unwrap();
+    assert_eq!(hello["message"], "hello");
+    (child, output, hello["pid"].as_i64().unwrap().try_into().unwrap())
+}
+
+fn a_real_worker_refuses_a_workload_that_it_does_not_know() {
+    let mut stage = Stage::new(REAL_WORKER);
+    let error = stage.executor().start().unwrap_err();
+    assert!(matches!(&error, ExecutorError::Workload(reason) if reason.contains("`toy`")), "{error}");
+}
+
+fn a_real_worker_leaves_at_the_end_of_its_input_whatever_it_is_doing() {
+    let (mut child, mut output, pid) = start(REAL_WORKER);
+    let model = ModelSpec { family: "stuck".to_owned(), ..ModelSpec::default() };
+    let open =
+        serde_json::json!({"message": "open", "workload": WorkloadSpec { model, ..workload() }, "scratch": "/tmp"});
+    let mut input = child.stdin.take().unwrap();
+    writeln!(input, "{open}").unwrap();
+    assert_eq!(fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap(), "1000\n");
+    drop(input);
+    assert_eq!(child.wait().unwrap().code(), Some(batchtune::trial::exit_status::ORPHANED));
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "", "it said no more");
+}
+
+fn a_real_worker_ends_with_its_parent_though_its_input_stays_open() {
+    let (mut parent, mut output, worker) = start(PARENT);
+    let _input_stays_open = parent.stdin.take().unwrap();
+    assert!(is_alive(worker));
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    // Its output ends when it does.
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    while is_alive(worker) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(!is_alive(worker));
 }

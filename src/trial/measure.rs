@@ -136,6 +136,7 @@ fn throughput(spec: &TrialSpec, measured: &[StepTimes], optimizer_ms: f64) -> (f
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "the expected values are exact")]
 mod tests {
     use super::*;
     use crate::train::GradientCheckpointing;

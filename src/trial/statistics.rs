@@ -180,6 +180,7 @@ pub fn round_for_json(value: f64) -> f64 {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "the expected values are exact")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -35,12 +35,13 @@ pub(crate) fn play(part: &str) -> ExitCode {
     if let Some(code) = opening(part, &mut stage) {
         return code;
     }
+    let mut limit = String::new();
     for line in io::stdin().lock().lines() {
         let Ok(message) = serde_json::from_str(&line.expect("input is readable")) else { return ExitCode::from(99) };
         match message {
             ToWorker::Open { workload, .. } => {
-                let limit = serde_json::to_string(&workload.limit).expect("a limit has a JSON form");
-                let facts = facts(limit);
+                limit = serde_json::to_string(&workload.limit).expect("a limit has a JSON form");
+                let facts = facts();
                 say(
                     &mut stage,
                     &match part {
@@ -56,7 +57,7 @@ pub(crate) fn play(part: &str) -> ExitCode {
                 {
                     return code;
                 }
-                run_well(part, &trial, &mut stage);
+                run_well(part, &trial, &limit, &mut stage);
             }
             ToWorker::Stop => {}
             ToWorker::Exit => return ExitCode::SUCCESS,
@@ -83,7 +84,6 @@ fn opening(part: &str, stage: &mut dyn Write) -> Option<ExitCode> {
 }
 
 /// Does what the part is about. `None` if the trial goes on well after it.
-#[expect(clippy::match_same_arms, reason = "one arm a part")]
 fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<ExitCode> {
     let step = line_of(&step(trial.id, 1));
     let mut raw = |bytes: &[u8]| {
@@ -121,6 +121,11 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
         "prints_on_stdout" => raw(b"epoch 1: loss 4.2\n"),
         "prints_after_claiming" => {
             let _ = io::stdout().write_all(b"epoch 1: loss 4.2\n").and_then(|()| io::stdout().flush());
+            // So does what it starts.
+            let _ = Command::new("echo").arg("from a child").status();
+            if trial.id.0 == 3 {
+                let _ = raise(Signal::SIGKILL);
+            }
         }
         "prints_half_a_line_and_leaves" => {
             raw(&step[..step.len() / 2]);
@@ -182,7 +187,7 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
             return Some(ExitCode::SUCCESS);
         }
         "answers_and_leaves" => {
-            run_well(part, trial, stage);
+            run_well(part, trial, "", stage);
             return Some(ExitCode::SUCCESS);
         }
         "ignores_a_stop" => {
@@ -197,7 +202,7 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
 }
 
 /// Runs a trial as a good worker does.
-fn run_well(part: &str, trial: &TrialSpec, stage: &mut dyn Write) {
+fn run_well(part: &str, trial: &TrialSpec, limit: &str, stage: &mut dyn Write) {
     for number in 1..=trial.total_steps() {
         say(stage, &step(trial.id, number));
         say(
@@ -206,9 +211,20 @@ fn run_well(part: &str, trial: &TrialSpec, stage: &mut dyn Write) {
         );
     }
     say(stage, &FromWorker::Warning { trial: trial.id, text: "mind\u{7} this".to_owned() });
+    if part == "tells_its_limit" {
+        say(stage, &FromWorker::Warning { trial: trial.id, text: limit.to_owned() });
+    }
     let measurement = Measurement { steps: trial.total_steps(), samples_per_second: 1.0 / 3.0, ..Default::default() };
     let FromWorker::Ended { trial, outcome, measurement, .. } = ended(trial.id, Some(measurement)) else { return };
-    say(stage, &FromWorker::Ended { trial, outcome, measurement, clean: part != "answers_uncleanly" });
+    say(
+        stage,
+        &FromWorker::Ended {
+            trial,
+            outcome,
+            measurement,
+            clean: !matches!(part, "answers_uncleanly" | "tells_its_limit"),
+        },
+    );
 }
 
 fn step(trial: TrialId, step: u32) -> FromWorker {
@@ -223,10 +239,10 @@ fn refused(cause: Refusal, reason: &str) -> FromWorker {
     FromWorker::Refused { cause, reason: reason.to_owned() }
 }
 
-fn facts(name: String) -> DeviceFacts {
+fn facts() -> DeviceFacts {
     DeviceFacts {
         device: "cpu".to_owned(),
-        name,
+        name: "a stand-in".to_owned(),
         uuid: None,
         driver: None,
         total_bytes: 1 << 30,
@@ -262,6 +278,7 @@ fn flood(bytes: Option<usize>) {
     }
 }
 
+#[expect(clippy::zombie_processes, reason = "to be left behind is its part")]
 fn start_grandchild() {
     let child = Command::new("sleep").arg("600").spawn().expect("sleep can be started");
     note_pid(child.id());

@@ -142,9 +142,12 @@ impl<'a> Watch<'a> {
             });
         }
         let allowance = self.allowance();
-        (now.duration_since(self.last_progress) >= allowance).then(|| match self.stop {
+        if now.duration_since(self.last_progress) < allowance {
+            return None;
+        }
+        Some(match self.stop {
             Stop::NotAsked => Ending::Silent(allowance),
-            _ => Ending::Cancelled(Manner::Gently),
+            Stop::Asked | Stop::Until(_) => Ending::Cancelled(Manner::Gently),
         })
     }
 

@@ -24,6 +24,8 @@ use crate::units::MIB;
 const CLEAN_BYTES: u64 = 8 * MIB;
 /// Steps between two trims under [`Trim::EveryK`].
 const TRIM_EVERY_STEPS: u32 = 10;
+/// The longest text of a warning or an error, in characters.
+const TEXT_CHARS: usize = 4_000;
 /// Unreached parameters that a warning names.
 const NAMED_PARAMETERS: usize = 8;
 
@@ -76,7 +78,10 @@ pub(super) fn run(spec: &TrialSpec, stage: Stage<'_>, say: &mut Say<'_>) -> io::
             (outcome, None, clean && reusable)
         }
         Ok(Err(Halt::Unheard(error))) => return Err(error),
-        Err(panic) => (Outcome::Failed { message: format!("it panicked: {}", words_of(panic.as_ref())) }, None, false),
+        Err(panic) => {
+            let message = shortened(format!("it panicked: {}", words_of(panic.as_ref())));
+            (Outcome::Failed { message }, None, false)
+        }
     };
     Ok(FromWorker::Ended { trial: spec.id, outcome, measurement, clean })
 }
@@ -111,7 +116,7 @@ impl Trial<'_> {
             if self.finished == 1 {
                 self.warn_of_unreached(training.as_ref())?;
             }
-            if self.finished % self.spec.sample_every.max(1) == 0 || self.finished == total {
+            if self.finished.is_multiple_of(self.spec.sample_every.max(1)) || self.finished == total {
                 self.sample()?;
             }
             if soak_after == Some(self.finished) {
@@ -135,20 +140,20 @@ impl Trial<'_> {
         let started = Instant::now();
         self.session.begin_step(self.finished);
         let (batch, data_wait, load) = self.next_batch(feed)?;
-        let stepped = training.step(&batch, &mut self.session);
-        let micro_batch = self.judge(stepped)?;
+        let result = training.step(&batch, &mut self.session);
+        let micro_batch = self.judge(result)?;
         if !micro_batch.loss.is_finite() {
             return Err(Halt::Ended(Outcome::Diverged { step: self.finished }));
         }
-        let updates = (self.finished as usize + 1).is_multiple_of(self.spec.accumulation());
+        let is_update = (self.finished as usize + 1).is_multiple_of(self.spec.accumulation());
         let mut optimizer = Duration::ZERO;
-        if updates {
-            let updated = training.update(&mut self.session);
-            optimizer = self.judge(updated)?;
+        if is_update {
+            let result = training.update(&mut self.session);
+            optimizer = self.judge(result)?;
         }
         drop(batch);
         match self.spec.point.trim {
-            Trim::AfterUpdate if updates => self.session.trim(),
+            Trim::AfterUpdate if is_update => self.session.trim(),
             Trim::EveryK if (self.finished + 1).is_multiple_of(TRIM_EVERY_STEPS) => self.session.trim(),
             _ => {}
         }
@@ -206,7 +211,7 @@ impl Trial<'_> {
 
     /// Warns of something.
     pub(super) fn warn(&mut self, text: String) -> Result<(), Halt> {
-        Ok((self.say)(&FromWorker::Warning { trial: self.spec.id, text })?)
+        Ok((self.say)(&FromWorker::Warning { trial: self.spec.id, text: shortened(text) })?)
     }
 
     fn warn_of_unreached(&mut self, training: &dyn Training) -> Result<(), Halt> {
@@ -214,14 +219,14 @@ impl Trial<'_> {
         if names.is_empty() {
             return Ok(());
         }
-        let mut named =
+        let mut listed =
             names.iter().take(NAMED_PARAMETERS).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         if names.len() > NAMED_PARAMETERS {
-            named = format!("{named} and {} more", names.len() - NAMED_PARAMETERS);
+            listed = format!("{listed} and {} more", names.len() - NAMED_PARAMETERS);
         }
         let parameters = crate::units::plural(names.len(), "parameter");
         self.warn(format!(
-            "{parameters} got no gradient in the first step: {named}. They are not trained, and neither their \
+            "{parameters} got no gradient in the first step: {listed}. They are not trained, and neither their \
              gradients nor the activations behind them are in the figures. The usual cause is an operation of candle's \
              without a backward pass, such as `candle_nn::LayerNorm`, `RmsNorm`, `softmax_last_dim`, the rotary ops or \
              `sdpa`"
@@ -242,7 +247,7 @@ impl Trial<'_> {
                     phase,
                 })
             }
-            StepError::Device(message) => Halt::Ended(Outcome::DeviceError { message }),
+            StepError::Device(message) => Halt::Ended(Outcome::DeviceError { message: shortened(message) }),
             StepError::Workload(message) => failed(message),
         })
     }
@@ -266,7 +271,15 @@ struct Feed {
 }
 
 pub(super) fn failed(message: String) -> Halt {
-    Halt::Ended(Outcome::Failed { message })
+    Halt::Ended(Outcome::Failed { message: shortened(message) })
+}
+
+/// A text of somebody's own code, cut so that it fits a message and a table.
+fn shortened(text: String) -> String {
+    match text.char_indices().nth(TEXT_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
 }
 
 fn milliseconds(duration: Duration) -> f64 {
