@@ -35,6 +35,7 @@ pub mod source;
 pub mod suggest;
 pub mod supported;
 pub mod tree;
+pub mod words;
 pub mod write;
 
 pub use error::{Colours, ConfigError, Problems};

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::problem::ProblemKind;
 use super::source::{Index, Span, element, join};
 use super::tree::Tree;
+use super::words::is_ambiguous;
 
 /// The deepest nesting; a configuration needs five levels, a family's own options a few more.
 const DEEPEST: usize = 32;
@@ -71,9 +72,40 @@ pub fn parse(text: &str) -> Result<Parsed, Finding> {
     Ok(Parsed { tree, index: scanned.index, findings: scanned.findings })
 }
 
-/// Prints a value as a YAML document.
+/// Prints a value as a YAML document that older readers understand too: see [`super::words`].
 pub fn print(value: &impl serde::Serialize) -> Result<String, String> {
-    serde_yaml::to_string(value).map_err(|error| error.to_string())
+    let mut tree = serde_yaml::to_value(value).map_err(|error| error.to_string())?;
+    mark_ambiguous(&mut tree);
+    let printed = serde_yaml::to_string(&tree).map_err(|error| error.to_string())?;
+    Ok(printed.replace(QUOTES, "\""))
+}
+
+/// Characters that stand for quotes until the text is printed: the library decides on quotes by YAML 1.2 alone and
+/// cannot be told otherwise. They are of Unicode's private use area, where nothing has a meaning, and are taken out of what is to be printed.
+const QUOTES: [char; 2] = ['\u{e0f0}', '\u{e0f1}'];
+
+/// Puts marks around every text that needs quotes.
+fn mark_ambiguous(value: &mut serde_yaml::Value) {
+    match value {
+        serde_yaml::Value::String(text) => {
+            text.retain(|character| !QUOTES.contains(&character));
+            if is_ambiguous(text) {
+                *text = format!("{}{text}{}", QUOTES[0], QUOTES[1]);
+            }
+        }
+        serde_yaml::Value::Sequence(list) => list.iter_mut().for_each(mark_ambiguous),
+        serde_yaml::Value::Mapping(mapping) => {
+            *mapping = std::mem::take(mapping)
+                .into_iter()
+                .map(|(mut key, mut value)| {
+                    mark_ambiguous(&mut key);
+                    mark_ambiguous(&mut value);
+                    (key, value)
+                })
+                .collect();
+        }
+        _ => {}
+    }
 }
 
 /// What the events say.
@@ -283,6 +315,8 @@ impl Scan {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn refusal(text: &str) -> String {
@@ -293,7 +327,7 @@ mod tests {
     #[test]
     fn every_key_and_element_has_its_place() {
         let parsed = parse("a:\n  b: [1, two]\n  c: \"é\"\nd:\n").unwrap();
-        assert_eq!(parsed.tree, serde_json::json!({"a": {"b": [1, "two"], "c": "é"}, "d": null}));
+        assert_eq!(parsed.tree, json!({"a": {"b": [1, "two"], "c": "é"}, "d": null}));
         for path in ["a", "a.b", "a.b[0]", "a.b[1]", "a.c", "d"] {
             assert!(parsed.index.contains(path), "{path}");
         }
@@ -301,7 +335,7 @@ mod tests {
 
     #[test]
     fn aliases_are_expanded_and_a_bomb_of_them_is_not() {
-        assert_eq!(parse("a: &x [1]\nb: *x\n").unwrap().tree["b"], serde_json::json!([1]));
+        assert_eq!(parse("a: &x [1]\nb: *x\n").unwrap().tree["b"], json!([1]));
         let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..12 {
             let inner = vec![format!("*a{}", level - 1); 10].join(", ");
@@ -337,7 +371,7 @@ mod tests {
     #[test]
     fn an_unquoted_placeholder_is_a_mapping_with_an_empty_value() {
         let parsed = parse("run: [python, train.py, {batch_size}]\n").unwrap();
-        assert_eq!(parsed.tree["run"][2], serde_json::json!({"batch_size": null}));
+        assert_eq!(parsed.tree["run"][2], json!({"batch_size": null}));
     }
 
     #[test]
@@ -345,6 +379,17 @@ mod tests {
         assert!(refusal("a: !!python/object x\n").starts_with("1:4 YAML tags"));
         assert!(refusal("a: 1\n---\nb: 2\n").starts_with("2:1 a second document"));
         assert!(refusal("a: *nowhere\n").contains("not valid YAML"));
+    }
+
+    #[test]
+    fn words_that_older_readers_take_for_something_else_are_printed_in_quotes() {
+        let value = json!({"off": "12:30", "a": ["no", "2026-11-29", "gpt", "0x1f", 7, true, "- x", "it's"]});
+        let printed = print(&value).unwrap();
+        assert_eq!(
+            printed,
+            "a:\n- \"no\"\n- \"2026-11-29\"\n- gpt\n- \"0x1f\"\n- 7\n- true\n- '- x'\n- it's\n\"off\": \"12:30\"\n"
+        );
+        assert_eq!(parse(&printed).unwrap().tree, value);
     }
 
     #[test]
