@@ -81,7 +81,8 @@ pub fn print(value: &impl serde::Serialize) -> Result<String, String> {
 }
 
 /// Characters that stand for quotes until the text is printed: the library decides on quotes by YAML 1.2 alone and
-/// cannot be told otherwise. They are of Unicode's private use area, where nothing has a meaning, and are taken out of what is to be printed.
+/// cannot be told otherwise. They are of Unicode's private use area, where nothing has a meaning, and are taken out of
+/// what is to be printed.
 const QUOTES: [char; 2] = ['\u{e0f0}', '\u{e0f1}'];
 
 /// Puts marks around every text that needs quotes.
