@@ -9,15 +9,13 @@
 
 use std::error::Error;
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
-use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, SourceCode, SourceSpan};
+use miette::{GraphicalReportHandler, GraphicalTheme};
 
+use super::problem::{Problem, printable};
 use crate::units::plural;
 
-/// The longest message, hint or key that is printed in full.
-const LONGEST_TEXT: usize = 600;
 /// The most problems that are printed.
 const MOST_PROBLEMS: usize = 50;
 
@@ -84,7 +82,7 @@ impl ConfigError {
         };
         let handler = GraphicalReportHandler::new_themed(theme)
             .with_width(width.max(40))
-            .with_context_lines(0)
+            .with_context_lines(1)
             .with_links(false)
             .without_syntax_highlighting();
         for problem in self.problems().iter().take(MOST_PROBLEMS) {
@@ -115,7 +113,7 @@ pub struct Problems(Vec<Problem>);
 impl Problems {
     /// The error of these problems, sorted by their places.
     pub fn into_error(mut problems: Vec<Problem>) -> ConfigError {
-        problems.sort_by(|left, right| left.place.order().cmp(&right.place.order()));
+        problems.sort_by_key(|problem| problem.place().order());
         ConfigError::Invalid(Box::new(Self(problems)))
     }
 
@@ -130,8 +128,8 @@ impl fmt::Display for Problems {
             if position > 0 {
                 f.write_str("\n")?;
             }
-            write!(f, "{}: {problem}", problem.place)?;
-            if let Some(hint) = &problem.hint {
+            write!(f, "{}: {problem}", problem.place())?;
+            if let Some(hint) = problem.hint() {
                 write!(f, " (hint: {hint})")?;
             }
         }
@@ -141,200 +139,10 @@ impl fmt::Display for Problems {
 
 impl Error for Problems {}
 
-/// What kind of problem it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ProblemKind {
-    /// Not YAML, or more of it than a configuration may hold.
-    Syntax,
-    /// A key that there is not.
-    UnknownKey,
-    /// A key written twice.
-    DuplicateKey,
-    /// A key that must be there and is not.
-    MissingKey,
-    /// A wrong type or an impossible value.
-    InvalidValue,
-    /// Values that contradict each other.
-    Conflict,
-    /// Something that a later version can do.
-    NotSupported,
-    /// Something outside the file that it names and that is not there, or not as it should be.
-    Outside,
-}
-
-impl ProblemKind {
-    fn code(self) -> &'static str {
-        match self {
-            Self::Syntax => "config::syntax",
-            Self::UnknownKey => "config::unknown_key",
-            Self::DuplicateKey => "config::duplicate_key",
-            Self::MissingKey => "config::missing_key",
-            Self::InvalidValue => "config::invalid_value",
-            Self::Conflict => "config::conflict",
-            Self::NotSupported => "config::not_supported",
-            Self::Outside => "config::outside",
-        }
-    }
-}
-
-/// Where a problem is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// In the file.
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Counted from 1.
-        line: usize,
-        /// Counted from 1, in characters.
-        column: usize,
-    },
-    /// In a `--set` of the command line.
-    Override {
-        /// What was given to `--set`.
-        text: String,
-        /// Its position among the overrides.
-        position: usize,
-    },
-}
-
-impl Place {
-    /// Overrides come last: they were written last.
-    fn order(&self) -> (usize, usize, usize) {
-        match self {
-            Self::File { line, column, .. } => (0, *line, *column),
-            Self::Override { position, .. } => (1, *position, 0),
-        }
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File { path, line, column } => write!(f, "{}:{line}:{column}", printable(path)),
-            Self::Override { text, .. } => write!(f, "--set {}", escape(text)),
-        }
-    }
-}
-
-/// The piece of text that a problem is about.
-#[derive(Clone, Debug)]
-pub struct Excerpt {
-    /// The text it stands in, with its name.
-    pub source: Arc<NamedSource<Arc<str>>>,
-    /// Where in it, in bytes.
-    pub span: SourceSpan,
-}
-
-/// One finding. Displays as `key: message`.
-#[derive(Clone, Debug)]
-pub struct Problem {
-    kind: ProblemKind,
-    key: String,
-    message: String,
-    hint: Option<String>,
-    place: Place,
-    excerpt: Option<Excerpt>,
-}
-
-impl Problem {
-    /// A problem with the value of `key` (empty for the file as a whole).
-    pub fn new(kind: ProblemKind, key: &str, message: &str, place: Place) -> Self {
-        Self { kind, key: escape(key), message: escape(message), hint: None, place, excerpt: None }
-    }
-
-    /// Adds a way out.
-    pub fn with_hint(mut self, hint: &str) -> Self {
-        self.hint = Some(escape(hint));
-        self
-    }
-
-    /// Adds the piece of text to show.
-    pub fn with_excerpt(mut self, excerpt: Option<Excerpt>) -> Self {
-        self.excerpt = excerpt;
-        self
-    }
-
-    /// What kind of problem it is.
-    pub fn kind(&self) -> ProblemKind {
-        self.kind
-    }
-
-    /// The key's path, such as `target.batch_size`.
-    pub fn key(&self) -> &str {
-        &self.key
-    }
-
-    /// Where it is.
-    pub fn place(&self) -> &Place {
-        &self.place
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.key.is_empty() { f.write_str(&self.message) } else { write!(f, "{}: {}", self.key, self.message) }
-    }
-}
-
-impl Error for Problem {}
-
-impl Diagnostic for Problem {
-    fn code<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        Some(Box::new(self.kind.code()))
-    }
-
-    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        match (&self.hint, &self.excerpt) {
-            (Some(hint), Some(_)) => Some(Box::new(hint)),
-            // Without an excerpt nothing else says where it is.
-            (Some(hint), None) => Some(Box::new(format!("at {}: {hint}", self.place))),
-            (None, None) => Some(Box::new(format!("at {}", self.place))),
-            (None, Some(_)) => None,
-        }
-    }
-
-    fn source_code(&self) -> Option<&dyn SourceCode> {
-        self.excerpt.as_ref().map(|excerpt| excerpt.source.as_ref() as &dyn SourceCode)
-    }
-
-    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        let excerpt = self.excerpt.as_ref()?;
-        let label = LabeledSpan::new_primary_with_span(Some("here".to_owned()), excerpt.span);
-        Some(Box::new(std::iter::once(label)))
-    }
-}
-
-/// Text from outside on one line, without control characters and of bounded length.
-pub fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len().min(LONGEST_TEXT));
-    for character in text.chars() {
-        if escaped.len() >= LONGEST_TEXT {
-            escaped.push('…');
-            break;
-        }
-        if character.is_control() || is_invisible(character) {
-            escaped.extend(character.escape_default());
-        } else {
-            escaped.push(character);
-        }
-    }
-    escaped
-}
-
-/// Characters that reorder or hide the text around them.
-fn is_invisible(character: char) -> bool {
-    matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
-}
-
-/// A path for people.
-pub fn printable(path: &Path) -> String {
-    escape(&path.to_string_lossy())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::problem::{Place, ProblemKind};
 
     fn at(line: usize) -> Place {
         Place::File { path: "model.yaml".into(), line, column: 3 }
@@ -350,15 +158,6 @@ mod tests {
             error.to_string(),
             "model.yaml:2:3: a: unknown key (hint: did you mean `c`?)\nmodel.yaml:9:3: b: wrong"
         );
-    }
-
-    #[test]
-    fn hostile_text_can_neither_move_the_cursor_nor_fill_the_screen() {
-        let problem = Problem::new(ProblemKind::Syntax, "\u{1b}[2J", &"x".repeat(1 << 20), at(1));
-        let printed = problem.to_string();
-        assert!(!printed.contains('\u{1b}'));
-        assert!(printed.len() < 2 * LONGEST_TEXT);
-        assert_eq!(escape("a\u{202e}b"), "a\\u{202e}b");
     }
 
     #[test]

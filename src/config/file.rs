@@ -5,6 +5,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::leaf::list::Devices;
 use super::leaf::number::{Version, Whole};
@@ -90,5 +91,11 @@ impl Default for File {
 pub fn json_schema() -> serde_json::Value {
     let mut schema = schemars::schema_for!(File);
     schema.insert("title".to_owned(), "batchtune configuration".into());
-    schema.to_value()
+    let mut schema = schema.to_value();
+    // What must be there is known to the checks, not to serde, for which every key may be absent.
+    schema["required"] = json!(["target"]);
+    schema["oneOf"] = json!([{ "required": ["model"] }, { "required": ["command"] }]);
+    schema["$defs"]["TargetFile"]["required"] = json!(["batch_size"]);
+    schema["$defs"]["ModelFile"]["required"] = json!(["family"]);
+    schema
 }

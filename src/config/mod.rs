@@ -6,7 +6,8 @@
 //! overrides --set                 applied to the tree, so they are checked like the file
 //! section   tree → File           typed key by key, so that all errors are found in one run
 //! supported File                  what a later version can do is refused, in one place
-//! resolve   File → Plan           defaults, shares of the target, paths, contradictions
+//! checks    File                  contradictions, missing keys, a data file that is not there
+//! resolve   File → Plan           defaults, shares of the target, paths
 //! write     Plan → File           for `tune check`
 //! ```
 //!
@@ -17,6 +18,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+pub mod checks;
 pub mod error;
 pub mod file;
 pub mod introspect;
@@ -24,6 +26,7 @@ pub mod leaf;
 pub mod overrides;
 pub mod parse;
 pub mod plan;
+pub mod problem;
 pub mod read;
 pub mod resolve;
 pub mod section;
@@ -31,11 +34,14 @@ pub mod sections;
 pub mod source;
 pub mod suggest;
 pub mod supported;
+pub mod tree;
+pub mod words;
 pub mod write;
 
-pub use error::{Colours, ConfigError, Place, Problem, ProblemKind, Problems};
+pub use error::{Colours, ConfigError, Problems};
 pub use file::json_schema;
 pub use plan::Plan;
+pub use problem::{Place, Problem, ProblemKind};
 pub use source::Located;
 
 /// A configuration that was read and found sound.

@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value};
 
-use super::error::{Problem, ProblemKind};
 use super::parse;
+use super::problem::{Problem, ProblemKind};
 use super::source::{Located, join};
 
 /// The longest key path: deeper than any key is.
@@ -14,23 +14,20 @@ const DEEPEST: usize = 16;
 
 /// Applies overrides in order; a later one wins. Returns what is wrong with them.
 pub fn apply(tree: &mut Value, located: &mut Located, overrides: &[String]) -> Vec<Problem> {
-    overrides.iter().filter_map(|text| apply_one(tree, located, text).err()).collect()
+    overrides.iter().filter_map(|text| apply_one(tree, located, text).err().map(|problem| *problem)).collect()
 }
 
-fn apply_one(tree: &mut Value, located: &mut Located, text: &str) -> Result<(), Problem> {
+fn apply_one(tree: &mut Value, located: &mut Located, text: &str) -> Result<(), Box<Problem>> {
     let position = located.push_override(text);
-    let (path, value) = text.split_once('=').ok_or_else(|| {
-        located
-            .problem_in_override(position, ProblemKind::Syntax, "", "no `=` in it")
-            .with_hint("write it as `--set key.path=value`, such as `--set target.batch_size=64`")
-    })?;
+    let malformed = |located: &Located, message: &str| {
+        let problem = located.problem_in_override(position, ProblemKind::Syntax, "", message);
+        Box::new(problem.with_hint("write it as `--set key.path=value`, such as `--set target.batch_size=64`"))
+    };
+    let (path, value) = text.split_once('=').ok_or_else(|| malformed(located, "no `=` in it"))?;
     let path = path.trim();
     let keys: Vec<&str> = path.split('.').collect();
     if keys.iter().any(|key| key.is_empty()) || keys.len() > DEEPEST {
-        let message = format!("`{path}` is not the path of a key");
-        return Err(located
-            .problem_in_override(position, ProblemKind::Syntax, "", &message)
-            .with_hint("write it as `--set key.path=value`, such as `--set target.batch_size=64`"));
+        return Err(malformed(located, &format!("`{path}` is not the path of a key")));
     }
     let value = value_of(value, located, position, path)?;
     let section = descend(tree, located, position, &keys)?;
@@ -44,8 +41,8 @@ fn apply_one(tree: &mut Value, located: &mut Located, text: &str) -> Result<(), 
     Ok(())
 }
 
-fn value_of(text: &str, located: &Located, position: usize, path: &str) -> Result<Value, Problem> {
-    let refuse = |kind, message: &str| located.problem_in_override(position, kind, path, message);
+fn value_of(text: &str, located: &Located, position: usize, path: &str) -> Result<Value, Box<Problem>> {
+    let refuse = |kind, message: &str| Box::new(located.problem_in_override(position, kind, path, message));
     let parsed = parse::parse(text).map_err(|finding| refuse(finding.kind, &finding.message))?;
     match parsed.findings.first() {
         Some(finding) => Err(refuse(finding.kind, &format!("`{}`: {}", finding.key, finding.message))),
@@ -59,7 +56,7 @@ fn descend<'a>(
     located: &mut Located,
     position: usize,
     keys: &[&str],
-) -> Result<&'a mut Map<String, Value>, Problem> {
+) -> Result<&'a mut Map<String, Value>, Box<Problem>> {
     let mut path = String::new();
     let mut current = tree;
     for key in keys.iter().take(keys.len().saturating_sub(1)) {
@@ -73,9 +70,9 @@ fn descend<'a>(
     as_mapping(current).ok_or_else(|| not_a_section(located, position, &path))
 }
 
-fn not_a_section(located: &Located, position: usize, path: &str) -> Problem {
+fn not_a_section(located: &Located, position: usize, path: &str) -> Box<Problem> {
     let message = format!("`{path}` holds a value in the file, not keys");
-    located.problem_in_override(position, ProblemKind::Conflict, path, &message)
+    Box::new(located.problem_in_override(position, ProblemKind::Conflict, path, &message))
 }
 
 /// The mapping in a value; nothing counts as an empty one.

@@ -6,14 +6,15 @@
 //! the values, into a tree whose types serde checks key by key; it knows no places.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 
 use saphyr_parser::{Event, Parser, ScanError};
-use serde::de::{Deserialize, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Number, Value};
+use serde::Deserialize;
+use serde_json::Value;
 
-use super::error::ProblemKind;
+use super::problem::ProblemKind;
 use super::source::{Index, Span, element, join};
+use super::tree::Tree;
+use super::words::is_ambiguous;
 
 /// The deepest nesting; a configuration needs five levels, a family's own options a few more.
 const DEEPEST: usize = 32;
@@ -71,9 +72,41 @@ pub fn parse(text: &str) -> Result<Parsed, Finding> {
     Ok(Parsed { tree, index: scanned.index, findings: scanned.findings })
 }
 
-/// Prints a value as a YAML document.
+/// Prints a value as a YAML document that older readers understand too: see [`super::words`].
 pub fn print(value: &impl serde::Serialize) -> Result<String, String> {
-    serde_yaml::to_string(value).map_err(|error| error.to_string())
+    let mut tree = serde_yaml::to_value(value).map_err(|error| error.to_string())?;
+    mark_ambiguous(&mut tree);
+    let printed = serde_yaml::to_string(&tree).map_err(|error| error.to_string())?;
+    Ok(printed.replace(QUOTES, "\""))
+}
+
+/// Characters that stand for quotes until the text is printed: the library decides on quotes by YAML 1.2 alone and
+/// cannot be told otherwise. They are of Unicode's private use area, where nothing has a meaning, and are taken out of
+/// what is to be printed.
+const QUOTES: [char; 2] = ['\u{e0f0}', '\u{e0f1}'];
+
+/// Puts marks around every text that needs quotes.
+fn mark_ambiguous(value: &mut serde_yaml::Value) {
+    match value {
+        serde_yaml::Value::String(text) => {
+            text.retain(|character| !QUOTES.contains(&character));
+            if is_ambiguous(text) {
+                *text = format!("{}{text}{}", QUOTES[0], QUOTES[1]);
+            }
+        }
+        serde_yaml::Value::Sequence(list) => list.iter_mut().for_each(mark_ambiguous),
+        serde_yaml::Value::Mapping(mapping) => {
+            *mapping = std::mem::take(mapping)
+                .into_iter()
+                .map(|(mut key, mut value)| {
+                    mark_ambiguous(&mut key);
+                    mark_ambiguous(&mut value);
+                    (key, value)
+                })
+                .collect();
+        }
+        _ => {}
+    }
 }
 
 /// What the events say.
@@ -107,7 +140,7 @@ enum Inside {
 
 /// Reads the events of a text within the bounds. Never recursive.
 fn scan(text: &str) -> Result<Scan, Finding> {
-    let mut scan = Scan::default();
+    let mut state = Scan::default();
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
         let (event, span) = event.map_err(|error| unreadable(&error))?;
@@ -120,9 +153,9 @@ fn scan(text: &str) -> Result<Scan, Finding> {
                 1
             },
         };
-        scan.event(event, place, (span.end.line(), span.end.col()))?;
+        state.event(event, place, (span.end.line(), span.end.col()))?;
     }
-    Ok(scan)
+    Ok(state)
 }
 
 fn unreadable(error: &ScanError) -> Finding {
@@ -281,81 +314,10 @@ impl Scan {
     }
 }
 
-/// A tree of plain values. Unlike `serde_yaml::Value` it takes a key that is no text (`8: x`, and `{batch_size}` with
-/// its empty value), and keeps the first of two equal keys, which [`scan`] reports.
-struct Tree(Value);
-
-impl<'de> Deserialize<'de> for Tree {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TreeVisitor)
-    }
-}
-
-struct TreeVisitor;
-
-impl<'de> Visitor<'de> for TreeVisitor {
-    type Value = Tree;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a plain YAML value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Tree, E> {
-        Ok(Tree(Value::Null))
-    }
-
-    fn visit_bool<E>(self, flag: bool) -> Result<Tree, E> {
-        Ok(Tree(flag.into()))
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<Tree, E> {
-        Ok(Tree(number.into()))
-    }
-
-    fn visit_i64<E>(self, number: i64) -> Result<Tree, E> {
-        Ok(Tree(number.into()))
-    }
-
-    fn visit_u128<E>(self, number: u128) -> Result<Tree, E> {
-        Ok(Tree(number.to_string().into()))
-    }
-
-    fn visit_i128<E>(self, number: i128) -> Result<Tree, E> {
-        Ok(Tree(number.to_string().into()))
-    }
-
-    /// A number that JSON has no word for (`.inf`, `.nan`) stays text: no key takes it.
-    fn visit_f64<E>(self, number: f64) -> Result<Tree, E> {
-        Ok(Tree(Number::from_f64(number).map_or_else(|| number.to_string().into(), Value::Number)))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Tree, E> {
-        Ok(Tree(text.into()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Tree, A::Error> {
-        let mut elements = Vec::new();
-        while let Some(Tree(value)) = list.next_element()? {
-            elements.push(value);
-        }
-        Ok(Tree(elements.into()))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut mapping: A) -> Result<Tree, A::Error> {
-        let mut entries = Map::new();
-        while let Some((Tree(key), Tree(value))) = mapping.next_entry()? {
-            let name = match key {
-                Value::String(name) => name,
-                other => other.to_string(),
-            };
-            entries.entry(name).or_insert(value);
-        }
-        Ok(Tree(entries.into()))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn refusal(text: &str) -> String {
@@ -366,7 +328,7 @@ mod tests {
     #[test]
     fn every_key_and_element_has_its_place() {
         let parsed = parse("a:\n  b: [1, two]\n  c: \"é\"\nd:\n").unwrap();
-        assert_eq!(parsed.tree, serde_json::json!({"a": {"b": [1, "two"], "c": "é"}, "d": null}));
+        assert_eq!(parsed.tree, json!({"a": {"b": [1, "two"], "c": "é"}, "d": null}));
         for path in ["a", "a.b", "a.b[0]", "a.b[1]", "a.c", "d"] {
             assert!(parsed.index.contains(path), "{path}");
         }
@@ -374,7 +336,7 @@ mod tests {
 
     #[test]
     fn aliases_are_expanded_and_a_bomb_of_them_is_not() {
-        assert_eq!(parse("a: &x [1]\nb: *x\n").unwrap().tree["b"], serde_json::json!([1]));
+        assert_eq!(parse("a: &x [1]\nb: *x\n").unwrap().tree["b"], json!([1]));
         let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..12 {
             let inner = vec![format!("*a{}", level - 1); 10].join(", ");
@@ -410,7 +372,7 @@ mod tests {
     #[test]
     fn an_unquoted_placeholder_is_a_mapping_with_an_empty_value() {
         let parsed = parse("run: [python, train.py, {batch_size}]\n").unwrap();
-        assert_eq!(parsed.tree["run"][2], serde_json::json!({"batch_size": null}));
+        assert_eq!(parsed.tree["run"][2], json!({"batch_size": null}));
     }
 
     #[test]
@@ -418,6 +380,17 @@ mod tests {
         assert!(refusal("a: !!python/object x\n").starts_with("1:4 YAML tags"));
         assert!(refusal("a: 1\n---\nb: 2\n").starts_with("2:1 a second document"));
         assert!(refusal("a: *nowhere\n").contains("not valid YAML"));
+    }
+
+    #[test]
+    fn words_that_older_readers_take_for_something_else_are_printed_in_quotes() {
+        let value = json!({"off": "12:30", "a": ["no", "2026-11-29", "gpt", "0x1f", 7, true, "- x", "it's"]});
+        let printed = print(&value).unwrap();
+        assert_eq!(
+            printed,
+            "a:\n- \"no\"\n- \"2026-11-29\"\n- gpt\n- \"0x1f\"\n- 7\n- true\n- '- x'\n- it's\n\"off\": \"12:30\"\n"
+        );
+        assert_eq!(parse(&printed).unwrap().tree, value);
     }
 
     #[test]

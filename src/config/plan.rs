@@ -74,8 +74,7 @@ impl Plan {
         if let Some(fields) = plan.as_object_mut() {
             fields.remove("budget");
         }
-        let digest = Sha256::digest(canonical_json(&plan));
-        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+        format!("{:x}", Sha256::digest(canonical_json(&plan)))
     }
 }
 

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use super::error::{ConfigError, ProblemKind, Problems};
+use super::error::{ConfigError, Problems};
+use super::problem::ProblemKind;
 use super::source::{Located, Span};
 
 /// The largest configuration. The longest one that means something is a few kilobytes.

@@ -6,9 +6,11 @@
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::error::{Problem, ProblemKind};
 use super::file::File;
 use super::introspect::field_names;
+use super::leaf::shortened;
+use super::parse;
+use super::problem::{Problem, ProblemKind};
 use super::sections::budget::BudgetFile;
 use super::sections::command::CommandFile;
 use super::sections::data::{DataFile, LengthRange};
@@ -141,37 +143,43 @@ impl Section {
     /// Reads the section with this key alone.
     fn try_key(&self, key: &str, value: &Value, located: &Located) -> Vec<Problem> {
         let path = join(&self.path(), key);
-        let alone = |value: Value| (self.check)(Value::Object(Map::from_iter([(key.to_owned(), value)])));
-        let Err(error) = alone(value.clone()) else { return Vec::new() };
-        // In a list the elements are at fault, if they are refused alone.
-        let elements = value.as_array().map_or(&[][..], Vec::as_slice);
-        let mut problems: Vec<Problem> = Vec::new();
-        for (position, value) in elements.iter().enumerate() {
-            if let Err(error) = alone(Value::Array(vec![value.clone()])) {
-                let message = error.to_string();
-                problems.push(located.problem(ProblemKind::InvalidValue, &element(&path, position), &message));
+        let alone = |value: Value| {
+            let section = Value::Object(Map::from_iter([(key.to_owned(), value)]));
+            (self.check)(section).map_err(|error| error.to_string())
+        };
+        let refused = |path: &str, message: &str| located.problem(ProblemKind::InvalidValue, path, message);
+        let Err(message) = alone(value.clone()) else { return Vec::new() };
+        let mut problems = Vec::new();
+        // Where a list is allowed, its elements are at fault if they are refused alone. Where none is, a list of any
+        // element is refused as the empty one is.
+        let no_list = alone(Value::Array(Vec::new())).err();
+        for (position, element_value) in value.as_array().into_iter().flatten().enumerate() {
+            let found = alone(Value::Array(vec![element_value.clone()])).err();
+            if let Some(message) = found.filter(|found| Some(found) != no_list.as_ref()) {
+                problems.push(refused(&element(&path, position), &message));
             }
         }
         if problems.is_empty() {
-            problems.push(with_suggestion(
-                located.problem(ProblemKind::InvalidValue, &path, &error.to_string()),
-                value,
-                &error,
-            ));
+            let problem = refused(&path, &message);
+            problems.push(match hint(value, &message, |value| alone(value).is_ok()) {
+                Some(hint) => problem.with_hint(&hint),
+                None => problem,
+            });
         }
         problems
     }
 }
 
-/// Adds the word that was meant, where the message lists words.
-fn with_suggestion(problem: Problem, value: &Value, error: &serde_json::Error) -> Problem {
-    let message = error.to_string();
+/// The way out of a refused value: the word that was meant, or the quotes that made a number text.
+fn hint(value: &Value, message: &str, accepts: impl Fn(Value) -> bool) -> Option<String> {
+    let written = value.as_str()?;
     let allowed = message.split_once("expected one of ").map_or("", |(_, allowed)| allowed);
     let words: Vec<&str> = allowed.split('`').skip(1).step_by(2).collect();
-    match value.as_str().and_then(|written| closest(written, &words)) {
-        Some(word) => problem.with_hint(&format!("did you mean `{word}`?")),
-        None => problem,
+    if let Some(word) = closest(written, &words) {
+        return Some(format!("did you mean `{word}`?"));
     }
+    let unquoted = parse::parse(written).ok()?.tree;
+    (!unquoted.is_string() && accepts(unquoted)).then(|| "write it without the quotes".to_owned())
 }
 
 fn unknown_key(section: &str, key: &str, names: &[&'static str], located: &Located) -> Problem {
@@ -184,9 +192,13 @@ fn unknown_key(section: &str, key: &str, names: &[&'static str], located: &Locat
     }
 }
 
-/// The section that has such a key, for keys that were indented too little or too much.
+/// The key of another section, for keys that were indented too little or too much.
 fn elsewhere(key: &str) -> Option<String> {
-    SECTIONS.iter().rev().find(|section| (section.names)().contains(&key)).map(|section| join(&section.path(), key))
+    let same = SECTIONS.iter().find(|section| (section.names)().contains(&key));
+    same.map(|section| join(&section.path(), key)).or_else(|| {
+        let similar = |section: &Section| closest(key, (section.names)()).map(|name| join(&section.path(), name));
+        SECTIONS.iter().find_map(similar)
+    })
 }
 
 fn listed(names: &[&str]) -> String {
@@ -199,7 +211,7 @@ fn describe(value: &Value) -> String {
         Value::Null => "nothing".to_owned(),
         Value::Bool(flag) => format!("boolean `{flag}`"),
         Value::Number(number) => format!("number `{number}`"),
-        Value::String(text) => format!("string {text:?}"),
+        Value::String(text) => format!("string {:?}", shortened(text)),
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "keys".to_owned(),
     }

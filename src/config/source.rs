@@ -8,9 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use miette::NamedSource;
-
-use super::error::{ConfigError, Excerpt, Place, Problem, ProblemKind, Problems, escape, printable};
+use super::error::{ConfigError, Problems};
+use super::problem::{Excerpt, Place, Problem, ProblemKind, escape, printable};
 
 /// Lines longer than this are not shown.
 const LONGEST_LINE: usize = 400;
@@ -106,7 +105,7 @@ fn is_below(path: &str, ancestor: &str) -> bool {
 #[derive(Clone, Debug)]
 pub struct Located {
     path: PathBuf,
-    text: Arc<NamedSource<Arc<str>>>,
+    text: Arc<str>,
     lines: Arc<[Line]>,
     index: Index,
     overrides: Vec<String>,
@@ -125,7 +124,7 @@ impl Located {
         Self {
             path: path.to_owned(),
             lines: lines(text).into(),
-            text: Arc::new(NamedSource::new(printable(path), Arc::from(text))),
+            text: text.into(),
             index: Index::default(),
             overrides: Vec::new(),
         }
@@ -182,12 +181,11 @@ impl Located {
     /// A problem with an override.
     pub fn problem_in_override(&self, position: usize, kind: ProblemKind, key: &str, message: &str) -> Problem {
         let text = self.overrides.get(position).cloned().unwrap_or_default();
-        let shown: Arc<str> = escape(&text).into();
-        let value = shown.find('=').map_or(0, |equals| equals + 1).min(shown.len());
-        let span = (value, shown.len() - value).into();
-        let source = Arc::new(NamedSource::new("--set", shown));
-        Problem::new(kind, key, message, Place::Override { text, position })
-            .with_excerpt(Some(Excerpt { source, span }))
+        let shown = escape(&text);
+        let start = shown.find('=').map_or(0, |equals| equals + 1);
+        let span = (start, shown.len() - start).into();
+        let excerpt = Excerpt { name: "--set".to_owned(), line: position + 1, column: start + 1, span, text: shown };
+        Problem::new(kind, key, message, Place::Override { text, position }).with_excerpt(Some(excerpt))
     }
 
     /// Takes note of where the file's keys are.
@@ -211,11 +209,17 @@ impl Located {
         if line.length > LONGEST_LINE {
             return None;
         }
-        let text = self.text.inner().get(line.start..line.start + line.length)?;
+        let text = self.text.get(line.start..line.start + line.length)?;
         let byte = |column: usize| text.char_indices().nth(column).map_or(text.len(), |(offset, _)| offset);
-        let start = byte(span.column.saturating_sub(1));
-        let end = byte((span.column - 1).saturating_add(span.length)).max(start);
-        Some(Excerpt { source: Arc::clone(&self.text), span: (line.start + start, end - start).into() })
+        let first = span.column.saturating_sub(1);
+        let (start, end) = (byte(first), byte(first.saturating_add(span.length)));
+        Some(Excerpt {
+            name: printable(&self.path),
+            text: text.to_owned(),
+            line: span.line,
+            column: span.column,
+            span: (start, end - start).into(),
+        })
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! All of it in one function: whoever builds a room deletes its lines here.
 
-use super::error::{Problem, ProblemKind};
 use super::file::File;
 use super::leaf::list::Devices;
+use super::problem::{Problem, ProblemKind};
 use super::sections::data::Length;
 use super::source::Located;
 use crate::data::SourceKind;
@@ -19,41 +19,50 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
         Devices::Some(devices) => devices.len() > 1,
     };
     let source = file.data.source.0;
+    let replicas = file.target.replicas.get();
+    let train = &file.train;
+    let memory = &file.memory;
     let refusals = [
-        (file.command.is_some(), "command", "tuning a program of your own", "use `model`"),
-        (file.launcher.is_some(), "launcher", "starting workers through a launcher", "remove it, or write `null`"),
-        (many_devices, "devices", "more than one device", "use `auto`, or name one"),
-        (file.target.replicas.get() > 1, "target.replicas", "more than one replica", "use 1"),
-        (file.train.precision.0 != Precision::F32, "train.precision", "another precision than f32", "use `f32`"),
+        (file.command.is_some(), "command", "a program of your own".to_owned(), "use `model`"),
+        (file.launcher.is_some(), "launcher", "a launcher".to_owned(), "remove it, or write `null`"),
+        (many_devices, "devices", "more than one device".to_owned(), "use `auto`, or name one"),
+        (replicas > 1, "target.replicas", format!("`{replicas}`, more than one replica,"), "use 1"),
+        (train.precision.0 != Precision::F32, "train.precision", word(&train.precision), "use `f32`"),
         (
-            file.train.gradient_checkpointing.0 != GradientCheckpointing::None,
+            train.gradient_checkpointing.0 != GradientCheckpointing::None,
             "train.gradient_checkpointing",
-            "recomputing activations",
+            word(&train.gradient_checkpointing),
             "use `none`",
         ),
-        (file.train.batch_norm.0 != BatchNorm::Train, "train.batch_norm", "another rule than `train`", "use `train`"),
+        (train.batch_norm.0 != BatchNorm::Train, "train.batch_norm", word(&train.batch_norm), "use `train`"),
         (
             matches!(source, SourceKind::Tokens | SourceKind::ImageFolder | SourceKind::Cifar10),
             "data.source",
-            "this kind of data",
+            word(&file.data.source),
             "use `synthetic` or `text`",
         ),
         (
             matches!(file.data.sequence_length, Some(Length::Range(_))),
             "data.sequence_length",
-            "data of varying length",
+            "data of varying length".to_owned(),
             "give one length",
         ),
         (
-            !matches!(file.memory.allocator.0, AllocatorKind::Auto | AllocatorKind::Native),
+            !matches!(memory.allocator.0, AllocatorKind::Auto | AllocatorKind::Native),
             "memory.allocator",
-            "this allocator",
+            word(&memory.allocator),
             "use `auto` or `native`",
         ),
-        (file.memory.trim.0 != Trim::Never, "memory.trim", "handing memory back", "use `never`"),
+        (memory.trim.0 != Trim::Never, "memory.trim", word(&memory.trim), "use `never`"),
     ];
     for (_, key, what, instead) in refusals.iter().filter(|(asked, ..)| *asked) {
         let problem = located.problem(ProblemKind::NotSupported, key, &format!("{what} is not supported yet"));
         problems.push(problem.with_hint(instead));
     }
+}
+
+/// A choice as it was written.
+fn word(choice: &impl serde::Serialize) -> String {
+    let written = serde_json::to_value(choice).unwrap_or_default();
+    format!("`{}`", written.as_str().unwrap_or_default())
 }

@@ -9,6 +9,7 @@ use serde::de::{Error, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::number::Whole;
+use super::shortened;
 use super::text::DeviceName;
 
 /// The longest list: every value multiplies the search.
@@ -112,7 +113,7 @@ impl<'de, W: Worded> Visitor<'de> for WordedVisitor<W> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<W, E> {
-        W::word(text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+        W::word(text).ok_or_else(|| E::invalid_value(Unexpected::Str(&shortened(text)), &self))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<W, A::Error> {

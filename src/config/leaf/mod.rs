@@ -8,6 +8,7 @@
 //! Put it into the file of its kind, implement [`Leaf`], `Serialize` and `JsonSchema`, and name it in
 //! [`deserialize_leaf!`](crate::config::leaf).
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -71,7 +72,7 @@ impl<L: Leaf> Visitor<'_> for LeafVisitor<L> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<L, E> {
-        L::from_text(text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+        L::from_text(text).ok_or_else(|| E::invalid_value(Unexpected::Str(&shortened(text)), &self))
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<L, E> {
@@ -89,6 +90,17 @@ impl<L: Leaf> Visitor<'_> for LeafVisitor<L> {
 
     fn visit_bool<E: Error>(self, flag: bool) -> Result<L, E> {
         L::from_bool(flag).ok_or_else(|| E::invalid_value(Unexpected::Bool(flag), &self))
+    }
+}
+
+/// The longest text that a refusal quotes in full, in characters.
+const LONGEST_QUOTE: usize = 80;
+
+/// A text short enough to be quoted with room for what is allowed beside it.
+pub fn shortened(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(LONGEST_QUOTE) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
     }
 }
 

@@ -95,3 +95,9 @@ fn a_share_of_the_target_rounds_up_for_the_start_and_down_for_the_most() {
     assert_eq!(share("29%").at_most(100), 29);
     assert_eq!(share("1%").at_most(16), 1);
 }
+
+#[test]
+fn a_long_value_leaves_room_for_what_is_allowed() {
+    let error = read::<Whole<1, 8>>(json!("é".repeat(100_000))).unwrap_err();
+    assert!(error.len() < 400 && error.contains("expected a whole number"), "{error}");
+}
