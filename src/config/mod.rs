@@ -8,6 +8,7 @@
 //! supported File                  what a later version can do is refused, in one place
 //! checks    File                  contradictions, missing keys, a data file that is not there
 //! resolve   File → Plan           defaults, shares of the target, paths
+//! validate  Plan, Registry        what only the rooms that use it can find
 //! write     Plan → File           for `tune check`
 //! ```
 //!
@@ -35,6 +36,7 @@ pub mod source;
 pub mod suggest;
 pub mod supported;
 pub mod tree;
+mod validate;
 pub mod words;
 pub mod write;
 

@@ -29,11 +29,6 @@ pub enum Event {
         /// What it is.
         facts: DeviceFacts,
     },
-    /// The search moved on.
-    Stage {
-        /// What it does now, for people.
-        title: String,
-    },
     /// A trial began.
     TrialStarted {
         /// What is run.

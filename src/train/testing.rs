@@ -1,6 +1,6 @@
 //! A device session without instruments, for tests of the train room.
 
-use crate::device::{DeviceFacts, DeviceSession, LargestRequest, StepError};
+use crate::device::{DeviceFacts, DeviceSession, EventSink, LargestRequest, StepError};
 use crate::memory::{MemorySample, Phase, PoolState};
 
 /// The plain CPU. Keeps the phases that were begun and whether each was ended.
@@ -64,6 +64,7 @@ impl DeviceSession for PlainCpu {
     fn end_trial(&mut self) -> u64 {
         0
     }
+    fn set_event_sink(&mut self, _sink: Option<EventSink>) {}
     fn classify(&self, error: &candle_core::Error) -> StepError {
         StepError::Workload(error.to_string())
     }

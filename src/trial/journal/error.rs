@@ -29,6 +29,12 @@ pub enum JournalError {
         #[source]
         source: io::Error,
     },
+    /// The journal is of another plan.
+    #[error(
+        "the study was begun with another configuration, which cannot be resumed under this one (hint: undo the change, \
+         or leave `--resume` out to start over; budget and output may change)"
+    )]
+    OtherPlan,
     /// The journal cannot be read.
     #[error("cannot read the journal `{}`", path.display())]
     Read {
@@ -65,13 +71,13 @@ pub enum JournalError {
         bytes: usize,
     },
     /// It has no header: it is empty, or was cut off within its first line.
-    #[error("the journal `{}` is empty (hint: start over with `--fresh`)", path.display())]
+    #[error("the journal `{}` is empty (hint: leave `--resume` out to start over)", path.display())]
     NoHeader {
         /// The journal.
         path: PathBuf,
     },
     /// It is of a version that this one does not know.
-    #[error("the journal `{}` has schema `{found}`, expected `{SCHEMA}` (hint: start over with `--fresh`)", path.display())]
+    #[error("the journal `{}` has schema `{found}`, expected `{SCHEMA}` (hint: leave `--resume` out to start over)", path.display())]
     Schema {
         /// The journal.
         path: PathBuf,
@@ -79,7 +85,7 @@ pub enum JournalError {
         found: String,
     },
     /// A line other than a torn last one is not an entry.
-    #[error("the journal `{}` is damaged at line {line}: {reason} (hint: start over with `--fresh`)", path.display())]
+    #[error("the journal `{}` is damaged at line {line}: {reason} (hint: leave `--resume` out to start over)", path.display())]
     Damaged {
         /// The journal.
         path: PathBuf,

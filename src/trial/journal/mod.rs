@@ -80,6 +80,13 @@ impl Header {
     }
 }
 
+impl Header {
+    /// Refuses a journal that another plan wrote.
+    pub fn expect_plan(&self, config_sha256: &str) -> Result<(), JournalError> {
+        if self.config_sha256 == config_sha256 { Ok(()) } else { Err(JournalError::OtherPlan) }
+    }
+}
+
 /// One thing that happened in a study.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "entry", rename_all = "snake_case")]

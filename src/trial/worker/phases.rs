@@ -1,6 +1,6 @@
 //! A device session that remembers the phase, so that a failure can be told with the place where it happened.
 
-use crate::device::{DeviceFacts, DeviceSession, LargestRequest, StepError};
+use crate::device::{DeviceFacts, DeviceSession, EventSink, LargestRequest, StepError};
 use crate::memory::{MemorySample, Phase, PoolState};
 
 /// A session seen through: every call goes to the one inside.
@@ -71,6 +71,10 @@ impl DeviceSession for Phases<'_> {
 
     fn end_trial(&mut self) -> u64 {
         self.inner.end_trial()
+    }
+
+    fn set_event_sink(&mut self, sink: Option<EventSink>) {
+        self.inner.set_event_sink(sink);
     }
 
     fn classify(&self, error: &candle_core::Error) -> StepError {

@@ -28,15 +28,14 @@ impl Trial<'_> {
         (total / 2).max(1).checked_next_multiple_of(accumulation).map_or(total, |step| step.min(total))
     }
 
-    /// The evaluation pass and the checkpoint, each with a memory sample after it.
+    /// The evaluation pass and the checkpoint. Their memory counts in the window of the sample that follows: alone, a
+    /// pass without gradients would hold the training steps' cache against itself and read as fragmentation.
     pub(super) fn check_evaluation_and_checkpoint(&mut self, training: &dyn Training) -> Result<(), Halt> {
         self.evaluate(training)?;
         if self.spec.point.trim == Trim::AfterEval {
             self.session.trim();
         }
-        self.sample()?;
-        self.checkpoint(training)?;
-        self.sample()
+        self.checkpoint(training)
     }
 
     /// The mean loss over a few held-out batches of the training size, without a graph.
