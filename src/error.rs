@@ -49,7 +49,7 @@ impl Error {
     /// The process's exit code. No wildcard: a new error forces the choice.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Model(_) | Self::Data(_) | Self::Report(_) => exit_code::USAGE,
+            Self::Config(_) | Self::Model(_) | Self::Data(_) | Self::Report(_) | Self::Io { .. } => exit_code::USAGE,
             Self::Device(_) => exit_code::DEVICE_UNAVAILABLE,
             Self::Export(error) => match error {
                 ExportError::NotSafe(_) | ExportError::Stale { .. } => exit_code::NO_SAFE_CONFIGURATION,
@@ -65,7 +65,6 @@ impl Error {
                 DriverError::BudgetEnded => exit_code::BUDGET_ENDED,
                 DriverError::Journal(_) | DriverError::Report(_) => exit_code::USAGE,
             },
-            Self::Io { .. } => exit_code::USAGE,
         }
     }
 }

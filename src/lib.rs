@@ -67,6 +67,7 @@ pub use model::Registry;
 /// The whole program over the families of `registry`: what `fn main` of a tuner returns.
 ///
 /// The same program is its own worker: it starts itself once more for the trials.
+#[expect(clippy::needless_pass_by_value, reason = "`main(Registry::builtin().with(…))` is what users write")]
 pub fn main(registry: Registry) -> std::process::ExitCode {
     cli::main(&registry)
 }

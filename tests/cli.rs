@@ -1,4 +1,5 @@
 //! The command line as a user meets it: whole sessions over the CPU device, and every way to get them wrong.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on must panic")]
 
 use std::path::{Path, PathBuf};
 use std::process::Output;

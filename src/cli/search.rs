@@ -124,17 +124,16 @@ fn watch_for_signals(interrupt: &Interrupt) -> Result<(), Error> {
 /// What a search would do first, without doing it: later trials depend on how these end.
 fn dry_run(plan: &Plan) -> String {
     let space = crate::search::Space::new(plan);
-    let pairs: Vec<String> =
-        space.pairs().iter().map(|pair| format!("{} × {}", pair.batch_size, pair.accumulation_steps)).collect();
-    let rungs: Vec<String> = space.rungs().iter().map(ToString::to_string).collect();
+    let pairs = space.pairs().iter().map(|pair| format!("{} × {}", pair.batch_size, pair.accumulation_steps));
+    let rungs = space.rungs();
     let first = match strategy(plan).ask(&History::default()) {
         Ask::Run { point, purpose } => format!("{purpose}: {point}"),
         Ask::Finished(_) => "none: no size meets the target".to_owned(),
     };
     format!(
         "first trial          {first}\nladder               {}\nmeeting the target   {}\nloader settings      {}\nsteps of a trial     {} + {} of warm-up, soak {}\nbudget               {}, {}\n",
-        rungs.join(", "),
-        pairs.join(", "),
+        listed(rungs.iter().map(ToString::to_string)),
+        listed(pairs),
         space.loaders().len(),
         plan.trial.steps,
         plan.trial.warmup_steps,
@@ -142,6 +141,14 @@ fn dry_run(plan: &Plan) -> String {
         crate::units::format_duration(plan.budget.time),
         crate::units::plural(plan.budget.trials as usize, "trial"),
     )
+}
+
+/// The first items of a list, and how many more there are.
+fn listed(items: impl ExactSizeIterator<Item = String>) -> String {
+    const SHOWN: usize = 16;
+    let more = items.len().saturating_sub(SHOWN);
+    let shown: Vec<String> = items.take(SHOWN).collect();
+    if more == 0 { shown.join(", ") } else { format!("{} and {more} more", shown.join(", ")) }
 }
 
 fn exit_code_of(end: &End) -> u8 {

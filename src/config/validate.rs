@@ -50,7 +50,7 @@ fn near_targets_note(target: &super::plan::TargetPlan, space: &Space) -> Option<
     }
     let divisible = |batch: &usize| batch.is_multiple_of(4 * target.replicas);
     let below = (1..target.batch_size).rev().find(divisible);
-    let above = (target.batch_size + 1..).find(divisible);
+    let above = (target.batch_size + 1..=2 * target.batch_size).find(divisible);
     let near: Vec<String> = below.into_iter().chain(above).map(|batch| batch.to_string()).collect();
     Some(format!(
         "a target of {} has no divisor above an eighth of it, so a smaller micro-batch would be tiny (hint: {} divide well, or set `target.tolerance`)",

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{Leaf, deserialize_leaf, leaf_schema};
 
 /// The largest count of samples or steps that is taken seriously: sums and products of a few stay far from overflow.
-pub const MANY: u64 = 1_000_000_000;
+pub const MANY: u64 = 1_000_000;
 
 /// A whole number from `MIN` to `MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
