@@ -10,7 +10,7 @@
 //! | method | when | error |
 //! |---|---|---|
 //! | `exact` | the probes align, every size fits | 0 if a third probe agrees, `null` if there is none |
-//! | `affine` | they align but for a few sizes, which are continued by a line; or they do not, and the [peaks](peaks) are | at a third probe, `null` if there is none |
+//! | `affine` | they align but for a few sizes, which are continued by a line; or they do not, and the [`peaks`] are | at a third probe, `null` if there is none |
 //! | `none` | fewer than two probes at 2 or more samples | |
 //!
 //! It is not a measurement: what allocates outside the recorded device (the context, cuBLAS workspaces) is not in it,
