@@ -13,6 +13,7 @@
 //! [`policy::build`], and the laws in `memory/policy/contract.rs` run over it.
 
 pub mod event;
+pub mod forecast;
 pub mod fragmentation;
 pub mod player;
 pub mod policy;
