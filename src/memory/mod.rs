@@ -16,6 +16,7 @@ pub mod event;
 pub mod fragmentation;
 pub mod player;
 pub mod policy;
+pub mod snapshot;
 pub mod spec;
 
 pub use event::{Event, Mark, Ordinal, Phase, Stream};

@@ -6,8 +6,8 @@
 //! by (size, address), which is PyTorch's order within one stream.
 
 use std::collections::{BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
 
+use super::hash::FastHash;
 use super::settings::{PoolKind, Settings};
 use super::{Address, Counts, PoolState, Stream};
 
@@ -27,6 +27,8 @@ pub(super) enum BlockState {
     Pending,
     /// In the cache.
     Free,
+    /// Address space without memory behind it (expandable segments).
+    Unmapped,
 }
 
 /// A range of addresses within a segment.
@@ -58,6 +60,8 @@ impl Block {
 pub(super) struct Pool {
     pub(super) kind: PoolKind,
     pub(super) free: BTreeSet<(u64, u64, Index)>,
+    /// Unmapped blocks by address.
+    pub(super) unmapped: BTreeSet<(u64, Index)>,
     /// How often the pool was searched.
     pub(super) searches: u64,
 }
@@ -96,7 +100,7 @@ impl Heap {
         let pools = &mut self.pools;
         let small = *self.streams.entry(stream).or_insert_with(|| {
             for kind in [PoolKind::Small, PoolKind::Large] {
-                pools.push(Pool { kind, free: BTreeSet::new(), searches: 0 });
+                pools.push(Pool { kind, free: BTreeSet::new(), unmapped: BTreeSet::new(), searches: 0 });
             }
             pools.len() - 2
         });
@@ -278,6 +282,28 @@ impl Heap {
         }
     }
 
+    /// Puts an unmapped block into its pool.
+    pub(super) fn insert_unmapped(&mut self, index: Index) {
+        let block = *self.block(index);
+        self.pools[block.pool].unmapped.insert((block.address, index));
+    }
+
+    /// Takes an unmapped block out of its pool.
+    pub(super) fn remove_unmapped(&mut self, index: Index) {
+        let block = *self.block(index);
+        self.pools[block.pool].unmapped.remove(&(block.address, index));
+    }
+
+    /// Joins an unmapped block that is in no list with the unmapped neighbours on both sides.
+    pub(super) fn merge_unmapped_neighbours(&mut self, index: Index) {
+        for neighbour in [self.block(index).previous, self.block(index).next] {
+            if self.neighbour(neighbour).is_some_and(|block| block.state == BlockState::Unmapped) {
+                self.remove_unmapped(neighbour);
+                self.absorb(index, neighbour);
+            }
+        }
+    }
+
     /// The figures as the seam gives them. `growth` is the largest request that new memory can serve.
     pub(super) fn state(&self, limit_bytes: u64, growth: u64, settings: &Settings) -> PoolState {
         let largest =
@@ -329,35 +355,6 @@ pub(super) fn whole_pages(block: &Block, range_start: u64, page_bytes: u64) -> (
     (low, high)
 }
 
-/// A hasher for integers that an adversary gains nothing by colliding more than a slow replay of his own file.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct IntegerHasher(u64);
-
-/// Builds [`IntegerHasher`]s.
-pub(crate) type FastHash = BuildHasherDefault<IntegerHasher>;
-
-impl Hasher for IntegerHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        // A multiplication by an odd constant (2^64 / golden ratio) and a fold, so that low and high bits both count.
-        let product = u128::from(self.0 ^ value) * 0x9e37_79b9_7f4a_7c15;
-        self.0 = (product as u64) ^ ((product >> 64) as u64);
-    }
-
-    fn write_usize(&mut self, value: usize) {
-        self.write_u64(value as u64);
-    }
-}
-
 #[cfg(test)]
 impl Heap {
     /// The figures by a walk over all blocks, to check the incremental ones against.
@@ -370,7 +367,9 @@ impl Heap {
             ..Figures::default()
         };
         for (index, block) in self.blocks.iter().enumerate().filter(|(index, _)| !vacant.contains(&(*index as Index))) {
-            figures.reserved += block.bytes;
+            if block.state != BlockState::Unmapped {
+                figures.reserved += block.bytes;
+            }
             match block.state {
                 BlockState::Live => {
                     figures.allocated += block.bytes;
@@ -387,6 +386,7 @@ impl Heap {
                     figures.free_blocks += 1;
                     figures.releasable += releasable(block, self.pools[block.pool].kind, settings);
                 }
+                BlockState::Unmapped => {}
             }
             if block.next != NONE {
                 let next = self.block(block.next);

@@ -65,7 +65,7 @@ impl Native {
             .into_iter()
             .flat_map(|kind| self.heap.pools_of(kind))
             .flat_map(|pool| pool.free.iter())
-            .find(|(_, start, index)| *start == address.0 && self.heap.block(*index).is_whole())
+            .find(|(_, start, index)| *start == address.0 && self.is_segment(*index))
             .map(|(_, _, index)| *index);
         if let Some(index) = found {
             self.release_whole(index);
@@ -76,9 +76,13 @@ impl Native {
     /// Best fit: the smallest free block of the pool that is large enough, the lowest address among equals.
     fn take_best_fit(&mut self, pool: PoolIndex, request: Request) -> Option<Index> {
         let wanted = request.rounded_bytes;
-        let pool = self.heap.pool_mut(pool);
-        pool.searches += 1;
-        let &(bytes, _, index) = pool.free.range((wanted, 0, 0)..).next()?;
+        self.heap.pool_mut(pool).searches += 1;
+        let (bytes, index) = if self.settings.expandable_segments {
+            self.best_fit_expandable(pool, wanted)?
+        } else {
+            let &(bytes, _, index) = self.heap.pool(pool).free.range((wanted, 0, 0)..).next()?;
+            (bytes, index)
+        };
         // A block that may not serve ends the search: PyTorch does not look at the next one.
         if !self.settings.may_serve(bytes, wanted) {
             return None;
@@ -113,6 +117,9 @@ impl Native {
         let bytes = request.segment_bytes;
         if self.heap.figures.reserved.checked_add(bytes).is_none_or(|total| total > self.limit_bytes) {
             return None;
+        }
+        if self.settings.expandable_segments {
+            return self.expand(pool, request);
         }
         let address = self.segment_address(bytes, stream)?;
         self.heap.reserve(bytes);
@@ -158,11 +165,13 @@ impl Native {
         self.heap.figures.segments -= 1;
     }
 
-    /// Hands back every whole free block.
+    /// Hands back every whole free block, and every whole page of expandable segments.
     fn release_all(&mut self) {
         for index in self.free_blocks(PoolKind::Large).chain(self.free_blocks(PoolKind::Small)).collect::<Vec<_>>() {
-            if self.heap.block(index).is_whole() {
-                self.release_whole(index);
+            match self.heap.block(index).range_start {
+                Some(range_start) => self.unmap(index, range_start),
+                None if self.heap.block(index).is_whole() => self.release_whole(index),
+                None => {}
             }
         }
     }
@@ -189,8 +198,8 @@ impl Native {
             }
         }
         for index in victims {
-            // Blocks of at least `max_split_size` are never split, so each is a segment, unless the setting changed.
-            if self.heap.block(index).is_whole() {
+            // Blocks of at least `max_split_size` are never split, so each is a segment, unless it can expand.
+            if self.is_segment(index) {
                 self.release_whole(index);
             }
         }
@@ -207,7 +216,7 @@ impl Native {
         let target = self.heap.figures.reserved.saturating_sub(allowed);
         let mut idle: Vec<(Index, u64)> = self
             .free_blocks(PoolKind::Large)
-            .filter(|index| self.heap.block(*index).is_whole())
+            .filter(|index| self.is_segment(*index))
             .map(|index| (index, self.age(index)))
             .collect();
         let mut reclaimed = 0;
@@ -221,6 +230,12 @@ impl Native {
                 self.release_whole(index);
             }
         }
+    }
+
+    /// Whether a block is a native segment by itself.
+    fn is_segment(&self, index: Index) -> bool {
+        let block = self.heap.block(index);
+        block.is_whole() && block.range_start.is_none()
     }
 
     fn age(&self, index: Index) -> u64 {
@@ -278,7 +293,12 @@ impl Policy for Native {
     fn state(&self) -> PoolState {
         let figures = &self.heap.figures;
         let budget = self.limit_bytes.saturating_sub(figures.reserved - figures.releasable);
-        self.heap.state(self.limit_bytes, self.settings.largest_in_new_segment(budget), &self.settings)
+        let growth = if self.settings.expandable_segments {
+            self.settings.largest_by_mapping(budget)
+        } else {
+            self.settings.largest_in_new_segment(budget)
+        };
+        self.heap.state(self.limit_bytes, growth, &self.settings)
     }
 
     fn counts(&self) -> Counts {

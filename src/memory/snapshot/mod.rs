@@ -1,0 +1,3 @@
+//! PyTorch memory snapshots.
+
+mod pickle;
