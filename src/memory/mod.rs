@@ -14,10 +14,13 @@
 
 pub mod event;
 pub mod fragmentation;
+pub mod inspect;
 pub mod player;
 pub mod policy;
+pub mod replay;
 pub mod snapshot;
 pub mod spec;
+pub mod trace;
 
 pub use event::{Event, Mark, Ordinal, Phase, Stream};
 pub use fragmentation::{MemorySample, Rates};

@@ -93,7 +93,7 @@ impl Native {
         if bytes < wanted {
             return None;
         }
-        let address = self.bump(bytes)?;
+        let address = self.range_address(pool, bytes)?;
         let index = self.heap.add(Block {
             address,
             bytes,
@@ -123,6 +123,7 @@ impl Native {
             let rest = self.heap.split_at(index, bytes);
             self.heap.insert_unmapped(rest);
         }
+        self.take_placed(bytes, self.heap.pool(block.pool).stream);
         let mapped = [self.heap.block(index).previous, self.heap.block(index).next].map(|side| self.is_mapped(side));
         self.heap.figures.segments += 1;
         self.heap.figures.segments -= mapped.iter().filter(|side| **side).count() as u64;

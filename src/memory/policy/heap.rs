@@ -58,6 +58,7 @@ impl Block {
 /// The free blocks of one stream and kind.
 #[derive(Debug)]
 pub(super) struct Pool {
+    pub(super) stream: Stream,
     pub(super) kind: PoolKind,
     pub(super) free: BTreeSet<(u64, u64, Index)>,
     /// Unmapped blocks by address.
@@ -100,7 +101,7 @@ impl Heap {
         let pools = &mut self.pools;
         let small = *self.streams.entry(stream).or_insert_with(|| {
             for kind in [PoolKind::Small, PoolKind::Large] {
-                pools.push(Pool { kind, free: BTreeSet::new(), unmapped: BTreeSet::new(), searches: 0 });
+                pools.push(Pool { stream, kind, free: BTreeSet::new(), unmapped: BTreeSet::new(), searches: 0 });
             }
             pools.len() - 2
         });

@@ -24,7 +24,7 @@ pub(crate) use hash::FastHash;
 pub use settings::Settings;
 
 /// An address in a policy's own space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Address(pub u64);
 

@@ -139,14 +139,25 @@ impl Native {
 
     /// Where a new segment goes: where the trace says, else behind all others.
     fn segment_address(&mut self, bytes: u64, stream: Stream) -> Option<u64> {
-        if let Some(placed) = self.placed.front()
-            && (placed.bytes, placed.stream) == (bytes, stream)
-        {
-            let address = placed.address.0;
-            self.placed.pop_front();
-            return Some(address);
+        match self.take_placed(bytes, stream) {
+            Some(address) if address.checked_add(bytes).is_some() => Some(address),
+            _ => self.bump(bytes),
         }
-        self.bump(bytes)
+    }
+
+    /// The address of the next expected segment, if it is this one.
+    pub(super) fn take_placed(&mut self, bytes: u64, stream: Stream) -> Option<u64> {
+        let placed = self.placed.front().filter(|placed| (placed.bytes, placed.stream) == (bytes, stream))?;
+        let address = placed.address.0;
+        self.placed.pop_front();
+        Some(address)
+    }
+
+    /// Where a new range of an expandable segment goes: its first pages are the next expected ones.
+    pub(super) fn range_address(&mut self, pool: PoolIndex, bytes: u64) -> Option<u64> {
+        let stream = self.heap.pool(pool).stream;
+        let placed = self.placed.front().filter(|placed| placed.stream == stream).map(|placed| placed.address.0);
+        placed.filter(|address| address.checked_add(bytes).is_some()).or_else(|| self.bump(bytes))
     }
 
     /// A range of addresses that was never used.

@@ -184,11 +184,11 @@ impl<'a> Machine<'a> {
             }
             b's' => {
                 let (value, key) = (self.pop()?, self.pop()?);
-                self.set_items(&[key, value])
+                self.set_items(vec![key, value])
             }
             b'u' => {
                 let items = self.since_mark()?;
-                self.set_items(&items)
+                self.set_items(items)
             }
             _ => Err(self.refusal(opcode)),
         }
@@ -377,16 +377,16 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn set_items(&mut self, items: &[Value]) -> Result<(), PickleError> {
+    fn set_items(&mut self, items: Vec<Value>) -> Result<(), PickleError> {
         if !items.len().is_multiple_of(2) {
             return Err(self.malformed("a dictionary has a key without a value"));
         }
-        self.spend(2 * size_of_val(items))?;
+        self.spend(2 * items.len() * size_of::<Value>())?;
         let Value::Dict(place) = self.top()? else { return Err(self.malformed("a key is set in no dictionary")) };
         match self.arena.dicts.get_mut(place as usize) {
             // Most dictionaries are filled at once: nothing is reserved beyond that.
-            Some(dict) if dict.is_empty() => *dict = items.to_vec(),
-            Some(dict) => dict.extend_from_slice(items),
+            Some(dict) if dict.is_empty() => *dict = items,
+            Some(dict) => dict.extend_from_slice(&items),
             None => return Err(self.malformed("a key is set in no dictionary")),
         }
         Ok(())

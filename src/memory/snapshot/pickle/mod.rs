@@ -11,14 +11,15 @@
 
 use std::collections::HashMap;
 
-use super::super::policy::FastHash;
-
 mod machine;
 
 /// The arena's budget is this many times the file's size …
 const BUDGET_FACTOR: usize = 8;
 /// … and this much.
 const BUDGET_FLOOR_BYTES: usize = 64 << 20;
+
+/// No dictionary of a snapshot has more keys; one that does would be searched for every one of them.
+pub(super) const MAX_KEYS: usize = 256;
 
 /// A value. Containers are places in the [`Arena`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,7 +46,7 @@ pub(super) struct Arena {
     /// Keys and values in turn.
     dicts: Vec<Vec<Value>>,
     /// Texts by content, so that equal keys are equal places.
-    interned: HashMap<Box<str>, u32, FastHash>,
+    interned: HashMap<Box<str>, u32>,
 }
 
 impl Arena {
@@ -76,10 +77,25 @@ impl Arena {
         }
     }
 
+    /// A text as a value to compare keys with; `None` where the file does not hold it.
+    pub(super) fn key(&self, text: &str) -> Option<Value> {
+        self.interned.get(text).map(|place| Value::Text(*place))
+    }
+
+    /// All texts, by place.
+    pub(super) fn into_texts(self) -> Vec<Box<str>> {
+        self.texts
+    }
+
+    /// How many dictionaries the file made.
+    pub(super) fn dictionaries(&self) -> usize {
+        self.dicts.len()
+    }
+
     /// The value of a text key; the last one where a key stands twice.
     pub(super) fn get(&self, dict: Value, key: &str) -> Option<Value> {
-        let key = Value::Text(*self.interned.get(key)?);
-        self.entries(dict)?.filter(|(name, _)| *name == key).last().map(|(_, value)| value)
+        let key = self.key(key)?;
+        self.entries(dict)?.take(MAX_KEYS).filter(|(name, _)| *name == key).last().map(|(_, value)| value)
     }
 }
 
