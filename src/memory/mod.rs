@@ -12,9 +12,11 @@
 //! Create `memory/policy/<name>.rs` with a type that implements [`Policy`], add one line to
 //! [`policy::build`], and the laws in `memory/policy/contract.rs` run over it.
 
+pub mod compare;
 pub mod event;
 pub mod fragmentation;
 pub mod inspect;
+pub mod oom;
 pub mod player;
 pub mod policy;
 pub mod replay;

@@ -1,1 +1,1 @@
-use super::*;
+//! Hostile and old files.

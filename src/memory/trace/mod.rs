@@ -8,6 +8,12 @@
 use super::event::{Event, Ordinal, Stream};
 use super::policy::{Address, AllocConf};
 
+pub mod file;
+pub mod rmm;
+
+pub use file::{TraceFileError, TraceHeader, TraceWriter};
+pub use rmm::RmmError;
+
 /// A recording.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
