@@ -16,6 +16,8 @@ mod sites;
 
 pub use sites::{Site, folded_stacks, sites};
 
+/// The name of a snapshot's format in JSON.
+pub const SNAPSHOT_FORMAT: &str = "pytorch_snapshot";
 /// The most pinned spaces that are listed.
 const MAX_PINS: usize = 10;
 /// The most live allocations that are listed for each.
@@ -24,7 +26,7 @@ const MAX_PINNING_BLOCKS: usize = 5;
 /// The findings. The names are those of the JSON that `tune inspect --json` prints.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Inspection {
-    /// `pytorch_snapshot`.
+    /// The kind of file: `pytorch_snapshot`, `batchtune_trace` or `rmm_log`.
     pub format: &'static str,
     /// Events in the trace.
     pub events: u64,
@@ -155,7 +157,7 @@ pub fn inspect(snapshot: &Snapshot) -> Result<Inspection, ReplayError> {
     devices.sort_unstable();
     devices.dedup();
     Ok(Inspection {
-        format: "pytorch_snapshot",
+        format: SNAPSHOT_FORMAT,
         events: snapshot.traces.iter().map(|trace| trace.len() as u64).sum(),
         segments: snapshot.segments.len() as u64,
         blocks: blocks().count() as u64,

@@ -19,6 +19,7 @@ pub mod inspect;
 pub mod oom;
 pub mod player;
 pub mod policy;
+pub mod recording;
 pub mod replay;
 pub mod snapshot;
 pub mod spec;

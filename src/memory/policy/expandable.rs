@@ -11,6 +11,7 @@
 use super::heap::{Block, BlockState, Index, NONE, PoolIndex, whole_pages};
 use super::native::Native;
 use super::settings::{Request, Settings, round_up};
+use crate::memory::trace::SegmentAction;
 use crate::units::GIB;
 
 /// The address range of a pool where the device's memory is not known: more than any device has.
@@ -128,6 +129,7 @@ impl Native {
         self.heap.figures.segments += 1;
         self.heap.figures.segments -= mapped.iter().filter(|side| **side).count() as u64;
         self.heap.reserve(bytes);
+        self.log(SegmentAction::Map, block.address, bytes, block.pool);
         self.heap.block_mut(index).state = BlockState::Free;
         self.heap.merge_free_neighbours(index, &self.settings);
         self.heap.insert_free(index, &self.settings);
@@ -157,6 +159,7 @@ impl Native {
         self.heap.figures.segments += mapped.iter().filter(|side| **side).count() as u64;
         self.heap.figures.segments -= 1;
         self.heap.unreserve(high - low);
+        self.log(SegmentAction::Unmap, low, high - low, block.pool);
         self.heap.block_mut(pages).state = BlockState::Unmapped;
         self.heap.merge_unmapped_neighbours(pages);
         if self.heap.block(pages).is_whole() {

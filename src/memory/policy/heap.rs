@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::hash::FastHash;
 use super::settings::{PoolKind, Settings};
 use super::{Address, Counts, PoolState, Stream};
+use crate::memory::snapshot;
 
 /// A block's place in the arena.
 pub(super) type Index = u32;
@@ -53,6 +54,20 @@ impl Block {
     pub(super) fn is_whole(&self) -> bool {
         self.previous == NONE && self.next == NONE
     }
+}
+
+/// A block as others see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlacedBlock {
+    pub(crate) address: Address,
+    pub(crate) bytes: u64,
+    pub(crate) requested_bytes: u64,
+    pub(crate) state: snapshot::BlockState,
+    pub(crate) stream: Stream,
+    pub(crate) is_small: bool,
+    pub(crate) is_expandable: bool,
+    /// Whether it follows the block before it in the same segment.
+    pub(crate) continues: bool,
 }
 
 /// The free blocks of one stream and kind.
@@ -326,6 +341,33 @@ impl Heap {
             free_blocks: figures.free_blocks,
             segments: figures.segments,
         }
+    }
+
+    /// Every block with memory behind it, segment by segment.
+    pub(super) fn mapped_blocks(&self) -> Vec<PlacedBlock> {
+        let mut all: Vec<Index> = self.live.values().copied().collect();
+        all.extend(self.pools.iter().flat_map(|pool| pool.free.iter().map(|key| key.2)));
+        all.sort_unstable_by_key(|index| self.block(*index).address);
+        let mapped = |index| self.neighbour(index).is_some_and(|block| block.state != BlockState::Unmapped);
+        let placed = all.into_iter().map(|index| {
+            let block = self.block(index);
+            let pool = &self.pools[block.pool];
+            PlacedBlock {
+                address: Address(block.address),
+                bytes: block.bytes,
+                requested_bytes: block.requested_bytes,
+                state: match block.state {
+                    BlockState::Live => snapshot::BlockState::Active,
+                    BlockState::Pending => snapshot::BlockState::PendingFree,
+                    BlockState::Free | BlockState::Unmapped => snapshot::BlockState::Inactive,
+                },
+                stream: pool.stream,
+                is_small: pool.kind == PoolKind::Small,
+                is_expandable: block.range_start.is_some(),
+                continues: mapped(block.previous),
+            }
+        });
+        placed.collect()
     }
 
     /// Starts a new window for the peaks.

@@ -10,9 +10,10 @@
 
 use std::collections::VecDeque;
 
-use super::heap::{Block, BlockState, Heap, Index, NONE, PoolIndex};
+use super::heap::{Block, BlockState, Heap, Index, NONE, PlacedBlock, PoolIndex};
 use super::settings::{PoolKind, Request, Settings};
 use super::{Address, Counts, OutOfMemory, Policy, PoolState, Stream};
+use crate::memory::trace::{SegmentAction, SegmentEvent};
 use crate::units::MIB;
 
 /// Where the first segment is put. High enough to look like a device address, low enough that 2^53 is far away.
@@ -39,6 +40,8 @@ pub struct Native {
     pub(super) heap: Heap,
     next_address: u64,
     placed: VecDeque<PlacedSegment>,
+    /// What was taken from the device and given back, where somebody asked for it.
+    log: Option<Vec<SegmentEvent>>,
 }
 
 impl Native {
@@ -49,7 +52,14 @@ impl Native {
 
     /// Other settings under a limit.
     pub fn with_settings(settings: Settings, limit_bytes: u64) -> Self {
-        Self { settings, limit_bytes, heap: Heap::default(), next_address: FIRST_ADDRESS, placed: VecDeque::new() }
+        Self {
+            settings,
+            limit_bytes,
+            heap: Heap::default(),
+            next_address: FIRST_ADDRESS,
+            placed: VecDeque::new(),
+            log: None,
+        }
     }
 
     /// Says where the next new segment will be, if its size and stream are these.
@@ -71,6 +81,34 @@ impl Native {
             self.release_whole(index);
         }
         found.is_some()
+    }
+
+    /// Keeps what is taken from the device and given back from here on, for [`take_segments`](Self::take_segments).
+    pub(crate) fn record_segments(&mut self) {
+        self.log = Some(Vec::new());
+    }
+
+    /// What was taken from the device and given back since the last call.
+    pub(crate) fn take_segments(&mut self) -> Vec<SegmentEvent> {
+        self.log.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Notes a change, where somebody asked for it.
+    pub(super) fn log(&mut self, action: SegmentAction, address: u64, bytes: u64, pool: PoolIndex) {
+        let stream = self.heap.pool(pool).stream;
+        if let Some(log) = &mut self.log {
+            log.push(SegmentEvent { before: 0, action, address: Address(address), bytes, stream });
+        }
+    }
+
+    /// Whether a block is in use by the program (and not only by another stream).
+    pub(crate) fn is_live(&self, address: Address) -> bool {
+        self.heap.live_at(address).is_some_and(|index| self.heap.block(index).state == BlockState::Live)
+    }
+
+    /// Every block with memory behind it, segment by segment in the order of addresses.
+    pub(crate) fn blocks(&self) -> Vec<PlacedBlock> {
+        self.heap.mapped_blocks()
     }
 
     /// Best fit: the smallest free block of the pool that is large enough, the lowest address among equals.
@@ -124,6 +162,7 @@ impl Native {
         let address = self.segment_address(bytes, stream)?;
         self.heap.reserve(bytes);
         self.heap.figures.segments += 1;
+        self.log(SegmentAction::Allocate, address, bytes, pool);
         Some(self.heap.add(Block {
             address,
             bytes,
@@ -169,7 +208,8 @@ impl Native {
 
     /// Hands a free whole block back to the device.
     fn release_whole(&mut self, index: Index) {
-        let bytes = self.heap.block(index).bytes;
+        let Block { address, bytes, pool, .. } = *self.heap.block(index);
+        self.log(SegmentAction::Free, address, bytes, pool);
         self.heap.remove_free(index, &self.settings);
         self.heap.vacate(index);
         self.heap.unreserve(bytes);

@@ -10,8 +10,10 @@ use super::event::{Event, Ordinal, Stream};
 use super::policy::{Address, AllocConf};
 use super::trace::{Failure, Obstacle, SegmentAction, SegmentEvent, Trace};
 
+mod of_trace;
 mod pickle;
 mod read;
+mod write;
 
 pub use pickle::PickleError;
 pub use read::SnapshotError;

@@ -107,12 +107,12 @@ impl<'a> Reader<'a> {
         value: Value,
         path: &'static str,
     ) -> Result<impl Iterator<Item = (Value, Value)> + use<'a>, SnapshotError> {
+        let arena = self.arena;
+        let entries = arena.entries(value).ok_or_else(|| shape(path, "a dictionary"))?;
         self.used += 1;
         if self.used > self.arena.dictionaries() {
             return Err(SnapshotError::Shared);
         }
-        let arena = self.arena;
-        let entries = arena.entries(value).ok_or_else(|| shape(path, "a dictionary"))?;
         Ok(entries.take(MAX_KEYS))
     }
 
