@@ -118,13 +118,12 @@ pub fn report(trace: &Trace, options: &ReplayOptions) -> Result<ReplayReport, Co
 
 fn rates(replayed: &Replayed, limit_bytes: Option<u64>, settings: &Settings) -> Rates {
     let state: &PoolState = &replayed.state;
-    let (largest, limit) = match limit_bytes {
-        Some(limit) => (state.largest_satisfiable_bytes, limit),
-        None => {
-            let free = state.reserved_bytes.saturating_sub(state.allocated_bytes);
-            let releasable = free.saturating_sub(state.unreleasable_bytes);
-            (state.largest_free_bytes.max(settings.largest_in_new_segment(releasable)), state.reserved_bytes)
-        }
+    let (largest, limit) = if let Some(limit) = limit_bytes {
+        (state.largest_satisfiable_bytes, limit)
+    } else {
+        let free = state.reserved_bytes.saturating_sub(state.allocated_bytes);
+        let releasable = free.saturating_sub(state.unreleasable_bytes);
+        (state.largest_free_bytes.max(settings.largest_in_new_segment(releasable)), state.reserved_bytes)
     };
     Rates {
         peak: peak_rate(state.peak_allocated_bytes, state.peak_reserved_bytes),
@@ -204,7 +203,7 @@ mod tests {
         assert_eq!((found.segments_allocated, found.segments_freed, found.retries), (71, 0, 0));
         assert_eq!(found.oom_at_event, None);
         let minimum = found.minimum_limit_bytes.unwrap();
-        assert!(minimum >= 1_098_010_112 - 200 * (1 << 20) && minimum <= 1_275_068_416, "{minimum}");
+        assert!((1_098_010_112 - (200 << 20)..=1_275_068_416).contains(&minimum), "{minimum}");
     }
 
     #[test]

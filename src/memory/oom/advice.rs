@@ -48,7 +48,7 @@ impl Active {
     }
 }
 
-pub(super) fn advice(source: OomSource, figures: &OomFigures, verdict: &Verdict, active: &Active) -> Vec<String> {
+pub(super) fn advice(source: OomSource, figures: &OomFigures, verdict: &Verdict, active: Active) -> Vec<String> {
     let advice: Vec<&str> = match verdict.class {
         OomClass::Fragmentation => fragmentation(source, active),
         OomClass::Capacity => capacity(verdict),
@@ -66,7 +66,7 @@ pub(super) fn advice(source: OomSource, figures: &OomFigures, verdict: &Verdict,
     advice.into_iter().map(str::to_owned).collect()
 }
 
-fn fragmentation(source: OomSource, active: &Active) -> Vec<&'static str> {
+fn fragmentation(source: OomSource, active: Active) -> Vec<&'static str> {
     let mut advice = Vec::new();
     match source {
         OomSource::Pytorch => {
@@ -92,7 +92,7 @@ fn fragmentation(source: OomSource, active: &Active) -> Vec<&'static str> {
             advice.push("under JAX let the allocator have more: `XLA_CLIENT_MEM_FRACTION`");
         }
         OomSource::Cupy => {
-            advice.push("free the pool's unused blocks: `cupy.get_default_memory_pool().free_all_blocks()`")
+            advice.push("free the pool's unused blocks: `cupy.get_default_memory_pool().free_all_blocks()`");
         }
         OomSource::Candle | OomSource::Batchtune | OomSource::Unknown => {
             advice.push("try another allocator: `memory.allocator: expandable` in the configuration");

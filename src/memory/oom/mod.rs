@@ -121,6 +121,6 @@ pub fn explain(text: &str, conf: Option<&str>) -> OomExplanation {
         limit_bytes: figures.limit_bytes,
         external_bytes: verdict.external_bytes,
         explanation: classify::explanation(source, &figures, &verdict),
-        advice: advice::advice(source, &figures, &verdict, &advice::Active::of(text, conf)),
+        advice: advice::advice(source, &figures, &verdict, advice::Active::of(text, conf)),
     }
 }

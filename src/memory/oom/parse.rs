@@ -5,9 +5,12 @@
 
 use super::{OomFigures, OomSource};
 
+/// Reads one family of wordings.
+type Reader = fn(&str) -> Option<(OomSource, OomFigures)>;
+
 /// The source of an error and its figures.
 pub(super) fn figures(text: &str) -> (OomSource, OomFigures) {
-    let readers: [fn(&str) -> Option<(OomSource, OomFigures)>; 5] = [pytorch, bfc, cupy, batchtune, bare];
+    let readers: [Reader; 5] = [pytorch, bfc, cupy, batchtune, bare];
     readers.iter().find_map(|read| read(text)).unwrap_or((OomSource::Unknown, OomFigures::default()))
 }
 

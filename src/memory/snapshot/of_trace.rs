@@ -1,7 +1,7 @@
 //! A snapshot of a recording, as PyTorch's allocator would have had it: so that the Memory Viz page can show a run of
 //! candle.
 
-use super::{Action, Block, BlockState, Entry, Segment, Snapshot};
+use super::{Action, Block, Entry, Segment, Snapshot};
 use crate::memory::event::{Event, Stream};
 use crate::memory::policy::native::Native;
 use crate::memory::policy::{Address, AllocConf, Policy, Settings};
@@ -99,6 +99,7 @@ fn segments(policy: &Native) -> Vec<Segment> {
 mod tests {
     use std::path::Path;
 
+    use super::super::BlockState;
     use super::*;
     use crate::memory::replay;
 

@@ -48,7 +48,7 @@ pub(super) fn read(data: &[u8]) -> Result<Snapshot, SnapshotError> {
             snapshot.traces = reader.traces(traces)?;
         }
         if let Some(settings) = arena.get(root, "allocator_settings") {
-            snapshot.conf = reader.conf(settings)?;
+            snapshot.conf = reader.conf(settings);
         }
     }
     snapshot.stacks = reader.stacks;
@@ -268,7 +268,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The settings in force. The text of the variable is parsed for what the dictionary does not hold.
-    fn conf(&self, value: Value) -> Result<AllocConf, SnapshotError> {
+    fn conf(&self, value: Value) -> AllocConf {
         let text = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].into_iter().find_map(|key| {
             self.arena.get(value, key).and_then(|text| self.arena.text(text)).filter(|text| !text.is_empty())
         });
@@ -292,7 +292,7 @@ impl<'a> Reader<'a> {
                 settings.roundup_divisions[class] = count.filter(|count| count.is_power_of_two()).unwrap_or(0);
             }
         }
-        Ok(conf)
+        conf
     }
 }
 

@@ -200,13 +200,11 @@ impl<'a, W: Write> Pickler<'a, W> {
     fn text(&mut self, text: &'a str) -> io::Result<()> {
         if let Some(place) = self.texts.get(text) {
             let place = *place;
-            return match u8::try_from(place) {
-                Ok(byte) => self.output.write_all(&[b'h', byte]),
-                Err(_) => {
-                    self.output.write_all(b"j")?;
-                    self.output.write_all(&place.to_le_bytes())
-                }
-            };
+            if let Ok(byte) = u8::try_from(place) {
+                return self.output.write_all(&[b'h', byte]);
+            }
+            self.output.write_all(b"j")?;
+            return self.output.write_all(&place.to_le_bytes());
         }
         self.texts.insert(text, self.texts.len() as u32);
         self.write_text(text)?;
@@ -214,13 +212,12 @@ impl<'a, W: Write> Pickler<'a, W> {
     }
 
     fn write_text(&mut self, text: &str) -> io::Result<()> {
-        match u8::try_from(text.len()) {
-            Ok(length) => self.output.write_all(&[0x8c, length])?,
-            Err(_) => {
-                let length = u32::try_from(text.len()).map_err(|_| too_large())?;
-                self.output.write_all(b"X")?;
-                self.output.write_all(&length.to_le_bytes())?;
-            }
+        if let Ok(length) = u8::try_from(text.len()) {
+            self.output.write_all(&[0x8c, length])?;
+        } else {
+            let length = u32::try_from(text.len()).map_err(|_| too_large())?;
+            self.output.write_all(b"X")?;
+            self.output.write_all(&length.to_le_bytes())?;
         }
         self.output.write_all(text.as_bytes())
     }

@@ -32,6 +32,9 @@ pub enum RmmError {
     },
 }
 
+/// Live blocks by pointer.
+type Pointers = HashMap<u64, Ordinal, FastHash>;
+
 /// Reads a log.
 pub fn read(data: &[u8]) -> Result<Trace, RmmError> {
     let mut lines = data.split(|byte| *byte == b'\n').enumerate();
@@ -40,21 +43,17 @@ pub fn read(data: &[u8]) -> Result<Trace, RmmError> {
         return Err(RmmError::Foreign);
     }
     let mut trace = Trace { obstacle: Some(Obstacle::NoSegments), ..Trace::default() };
-    let mut live: HashMap<u64, Ordinal, FastHash> = HashMap::default();
+    let mut pointers = Pointers::default();
     for (index, line) in lines {
         if !line.trim_ascii().is_empty() {
-            add(&mut trace, &mut live, index, line).map_err(|problem| RmmError::Line { line: index + 1, problem })?;
+            add(&mut trace, &mut pointers, index, line)
+                .map_err(|problem| RmmError::Line { line: index + 1, problem })?;
         }
     }
     Ok(trace)
 }
 
-fn add(
-    trace: &mut Trace,
-    live: &mut HashMap<u64, Ordinal, FastHash>,
-    index: usize,
-    line: &[u8],
-) -> Result<(), &'static str> {
+fn add(trace: &mut Trace, pointers: &mut Pointers, index: usize, line: &[u8]) -> Result<(), &'static str> {
     let line = std::str::from_utf8(line).map_err(|_| "it is not text")?;
     let columns: Vec<&str> = line.splitn(7, ',').map(str::trim).collect();
     let [_, _, action, pointer, bytes, stream] = columns[..] else { return Err("it does not have six columns") };
@@ -66,14 +65,14 @@ fn add(
             let pointer = number(pointer).ok_or("the pointer is not a number")?;
             let ordinal = Ordinal(trace.addresses.len() as u64);
             trace.addresses.push(Address(pointer));
-            live.insert(pointer, ordinal);
+            pointers.insert(pointer, ordinal);
             trace.events.push(Event::Alloc { ordinal, bytes, stream });
             trace.source.push(source);
         }
         "free" => {
             let pointer = number(pointer).ok_or("the pointer is not a number")?;
             // What was allocated before the log began is freed without a trace.
-            if let Some(ordinal) = live.remove(&pointer) {
+            if let Some(ordinal) = pointers.remove(&pointer) {
                 trace.events.push(Event::Free { ordinal });
                 trace.source.push(source);
             }
