@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::event::{Event, Mark, Stream};
 use super::policy::native::{Native, PlacedSegment};
-use super::policy::{Address, Counts, OutOfMemory, Policy, PoolState, Settings};
+use super::policy::{Counts, OutOfMemory, Policy, PoolState, Settings};
 use super::trace::{SegmentAction, SegmentEvent, Trace};
 use crate::units::MIB;
 
@@ -92,8 +92,7 @@ pub fn reproduce(trace: &Trace) -> Result<Reproduced, ReplayError> {
     let mut policy = Native::with_settings(trace.conf.settings, u64::MAX);
     for segment in &trace.segments {
         if matches!(segment.action, SegmentAction::Allocate | SegmentAction::Map) {
-            let &SegmentEvent { address, bytes, stream, .. } = segment;
-            policy.expect_segment(PlacedSegment { address, bytes, stream });
+            policy.expect_segment(placed(segment));
         }
     }
     let mut run = Run::new(trace, policy)?;
@@ -104,7 +103,7 @@ pub fn reproduce(trace: &Trace) -> Result<Reproduced, ReplayError> {
         while let Some(segment) = segments.next_if(|segment| segment.before <= place) {
             match segment.action {
                 SegmentAction::Free => {
-                    run.policy.release_segment(segment.address);
+                    run.policy.release_segment(placed(segment));
                 }
                 // PyTorch unmaps all that it can, so the first of a run does it all.
                 SegmentAction::Unmap if !unmapped => {
@@ -120,7 +119,8 @@ pub fn reproduce(trace: &Trace) -> Result<Reproduced, ReplayError> {
         if let Event::Alloc { ordinal, .. } = event
             && let Some(recorded) = trace.addresses.get(ordinal.0 as usize)
         {
-            if run.places.get(ordinal.0 as usize) == Some(&recorded.0) { same += 1 } else { other += 1 }
+            let handle = run.handles.get(ordinal.0 as usize).copied();
+            if handle.is_some_and(|handle| run.policy.address_of(handle) == *recorded) { same += 1 } else { other += 1 }
         }
     }
     Ok(Reproduced { replayed: run.finish(), placed_same: same, placed_other: other })
@@ -149,14 +149,19 @@ pub fn minimum_limit(trace: &Trace, settings: Settings) -> Result<Option<u64>, R
     Ok(Some(survives * LIMIT_STEP_BYTES))
 }
 
-/// No address.
-const NOWHERE: u64 = u64::MAX;
+fn placed(segment: &SegmentEvent) -> PlacedSegment {
+    let &SegmentEvent { address, bytes, stream, .. } = segment;
+    PlacedSegment { address, bytes, stream }
+}
+
+/// The handle of what is not live.
+const NOT_LIVE: u32 = u32::MAX;
 
 /// A replay in progress.
 struct Run {
     policy: Native,
-    /// Where each live allocation is, by ordinal.
-    places: Vec<u64>,
+    /// The policy's handle of each live allocation, by ordinal.
+    handles: Vec<u32>,
     largest_request_bytes: u64,
     out_of_memory: Option<(u64, OutOfMemory)>,
     steps: Vec<StepFigures>,
@@ -170,7 +175,7 @@ impl Run {
         let ordinals = trace.ordinals().ok_or(ReplayError::Ordinals)?;
         Ok(Self {
             policy,
-            places: vec![NOWHERE; ordinals],
+            handles: vec![NOT_LIVE; ordinals],
             largest_request_bytes: 0,
             out_of_memory: None,
             steps: Vec::new(),
@@ -186,10 +191,10 @@ impl Run {
             Event::Alloc { ordinal, bytes, stream } => {
                 self.largest_request_bytes = self.largest_request_bytes.max(bytes);
                 self.free(ordinal.0);
-                match self.policy.allocate(bytes, stream) {
-                    Ok(address) => {
-                        if let Some(place) = self.places.get_mut(ordinal.0 as usize) {
-                            *place = address.0;
+                match self.policy.take(bytes, stream) {
+                    Ok(taken) => {
+                        if let Some(handle) = self.handles.get_mut(ordinal.0 as usize) {
+                            *handle = taken;
                         }
                     }
                     Err(error) => {
@@ -200,8 +205,8 @@ impl Run {
             }
             Event::Free { ordinal } => self.free(ordinal.0),
             Event::FreeRequested { ordinal } => {
-                if let Some(place) = self.places.get(ordinal.0 as usize) {
-                    self.policy.free_requested(Address(*place));
+                if let Some(handle) = self.handles.get(ordinal.0 as usize).filter(|handle| **handle != NOT_LIVE) {
+                    self.policy.give_later(*handle);
                 }
             }
             Event::Mark(Mark::Step(step)) => self.begin_step(Some(step)),
@@ -211,10 +216,10 @@ impl Run {
     }
 
     fn free(&mut self, ordinal: u64) {
-        if let Some(place) = self.places.get_mut(ordinal as usize) {
-            let address = std::mem::replace(place, NOWHERE);
-            if address != NOWHERE {
-                self.policy.free(Address(address));
+        if let Some(handle) = self.handles.get_mut(ordinal as usize) {
+            let taken = std::mem::replace(handle, NOT_LIVE);
+            if taken != NOT_LIVE {
+                self.policy.give(taken);
             }
         }
     }
@@ -222,9 +227,9 @@ impl Run {
     /// Tries a request that the recorder could not meet, and frees it again.
     fn attempt(&mut self, bytes: u64, stream: Stream, source: u64) -> bool {
         self.largest_request_bytes = self.largest_request_bytes.max(bytes);
-        match self.policy.allocate(bytes, stream) {
-            Ok(address) => {
-                self.policy.free(address);
+        match self.policy.take(bytes, stream) {
+            Ok(handle) => {
+                self.policy.give(handle);
                 true
             }
             Err(error) => {

@@ -34,15 +34,14 @@ impl Settings {
 impl Native {
     /// Best fit where the block at the growing end counts with all it could grow to: an interior hole is preferred.
     pub(super) fn best_fit_expandable(&self, pool: PoolIndex, wanted: u64) -> Option<(u64, Index)> {
-        let mut candidates = self.heap.pool(pool).free.range((wanted, 0, 0)..).map(|&(bytes, _, index)| (bytes, index));
-        let mut best = candidates.next()?;
-        for next in candidates {
-            if self.size_with_growth(next.1) >= self.size_with_growth(best.1) {
-                break;
-            }
+        let free = &self.heap.pool(pool).free;
+        let mut best = free.best_fit(wanted)?;
+        while let Some(next) = free.after(best)
+            && self.size_with_growth(next.2) < self.size_with_growth(best.2)
+        {
             best = next;
         }
-        Some(best)
+        Some((best.0, best.2))
     }
 
     fn size_with_growth(&self, index: Index) -> u64 {

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::free_list::FreeList;
 use super::hash::FastHash;
 use super::settings::{PoolKind, Settings};
 use super::{Address, Counts, PoolState, Stream};
@@ -30,6 +31,8 @@ pub(super) enum BlockState {
     Free,
     /// Address space without memory behind it (expandable segments).
     Unmapped,
+    /// Nothing: the place in the arena waits for another block.
+    Vacant,
 }
 
 /// A range of addresses within a segment.
@@ -75,7 +78,7 @@ pub(crate) struct PlacedBlock {
 pub(super) struct Pool {
     pub(super) stream: Stream,
     pub(super) kind: PoolKind,
-    pub(super) free: BTreeSet<(u64, u64, Index)>,
+    pub(super) free: FreeList,
     /// Unmapped blocks by address.
     pub(super) unmapped: BTreeSet<(u64, Index)>,
     /// How often the pool was searched.
@@ -89,7 +92,6 @@ pub(super) struct Heap {
     vacant: Vec<Index>,
     pools: Vec<Pool>,
     streams: HashMap<Stream, PoolIndex, FastHash>,
-    live: HashMap<u64, Index, FastHash>,
     pub(super) figures: Figures,
     pub(super) counts: Counts,
 }
@@ -116,7 +118,7 @@ impl Heap {
         let pools = &mut self.pools;
         let small = *self.streams.entry(stream).or_insert_with(|| {
             for kind in [PoolKind::Small, PoolKind::Large] {
-                pools.push(Pool { stream, kind, free: BTreeSet::new(), unmapped: BTreeSet::new(), searches: 0 });
+                pools.push(Pool { stream, kind, free: FreeList::default(), unmapped: BTreeSet::new(), searches: 0 });
             }
             pools.len() - 2
         });
@@ -162,11 +164,6 @@ impl Heap {
         (self.blocks.len() - 1) as Index
     }
 
-    /// The block live (or pending) at an address.
-    pub(super) fn live_at(&self, address: Address) -> Option<Index> {
-        self.live.get(&address.0).copied()
-    }
-
     /// Counts a new segment of `bytes`.
     pub(super) fn reserve(&mut self, bytes: u64) {
         self.figures.reserved += bytes;
@@ -198,7 +195,7 @@ impl Heap {
     pub(super) fn remove_free(&mut self, index: Index, settings: &Settings) {
         let block = *self.block(index);
         let pool = &mut self.pools[block.pool];
-        pool.free.remove(&(block.bytes, block.address, index));
+        pool.free.remove((block.bytes, block.address, index));
         self.figures.free -= block.bytes;
         self.figures.free_blocks -= 1;
         self.figures.releasable -= releasable(&block, pool.kind, settings);
@@ -245,22 +242,21 @@ impl Heap {
 
     /// Gives a block's place in the arena back.
     pub(super) fn vacate(&mut self, index: Index) {
+        self.block_mut(index).state = BlockState::Vacant;
         self.vacant.push(index);
     }
 
     /// Marks a block that is in no list as live.
-    pub(super) fn make_live(&mut self, index: Index, requested_bytes: u64) -> Address {
+    pub(super) fn make_live(&mut self, index: Index, requested_bytes: u64) {
         let block = self.block_mut(index);
         block.state = BlockState::Live;
         block.requested_bytes = requested_bytes;
-        let (address, bytes) = (block.address, block.bytes);
-        self.live.insert(address, index);
+        let bytes = block.bytes;
         let figures = &mut self.figures;
         figures.allocated += bytes;
         figures.requested += requested_bytes;
         figures.live_blocks += 1;
         figures.peak_allocated = figures.peak_allocated.max(figures.allocated);
-        Address(address)
     }
 
     /// Notes that the program has freed a live block that another stream still uses.
@@ -278,7 +274,6 @@ impl Heap {
     /// Takes a live or pending block out of use. It is in no list then.
     pub(super) fn retire(&mut self, index: Index) {
         let block = *self.block(index);
-        self.live.remove(&block.address);
         if block.state == BlockState::Pending {
             self.figures.pending -= block.bytes;
         } else {
@@ -345,12 +340,10 @@ impl Heap {
 
     /// Every block with memory behind it, segment by segment.
     pub(super) fn mapped_blocks(&self) -> Vec<PlacedBlock> {
-        let mut all: Vec<Index> = self.live.values().copied().collect();
-        all.extend(self.pools.iter().flat_map(|pool| pool.free.iter().map(|key| key.2)));
-        all.sort_unstable_by_key(|index| self.block(*index).address);
-        let mapped = |index| self.neighbour(index).is_some_and(|block| block.state != BlockState::Unmapped);
-        let placed = all.into_iter().map(|index| {
-            let block = self.block(index);
+        let is_mapped = |block: &&Block| !matches!(block.state, BlockState::Unmapped | BlockState::Vacant);
+        let mut all: Vec<&Block> = self.blocks.iter().filter(is_mapped).collect();
+        all.sort_unstable_by_key(|block| block.address);
+        let placed = all.into_iter().map(|block| {
             let pool = &self.pools[block.pool];
             PlacedBlock {
                 address: Address(block.address),
@@ -359,12 +352,12 @@ impl Heap {
                 state: match block.state {
                     BlockState::Live => snapshot::BlockState::Active,
                     BlockState::Pending => snapshot::BlockState::PendingFree,
-                    BlockState::Free | BlockState::Unmapped => snapshot::BlockState::Inactive,
+                    BlockState::Free | BlockState::Unmapped | BlockState::Vacant => snapshot::BlockState::Inactive,
                 },
                 stream: pool.stream,
                 is_small: pool.kind == PoolKind::Small,
                 is_expandable: block.range_start.is_some(),
-                continues: mapped(block.previous),
+                continues: self.neighbour(block.previous).as_ref().is_some_and(is_mapped),
             }
         });
         placed.collect()
@@ -402,14 +395,13 @@ pub(super) fn whole_pages(block: &Block, range_start: u64, page_bytes: u64) -> (
 impl Heap {
     /// The figures by a walk over all blocks, to check the incremental ones against.
     pub(super) fn walk(&self, settings: &Settings) -> Figures {
-        let vacant: std::collections::HashSet<Index> = self.vacant.iter().copied().collect();
         let mut figures = Figures {
             peak_allocated: self.figures.peak_allocated,
             peak_reserved: self.figures.peak_reserved,
             segments: self.figures.segments,
             ..Figures::default()
         };
-        for (index, block) in self.blocks.iter().enumerate().filter(|(index, _)| !vacant.contains(&(*index as Index))) {
+        for (index, block) in self.blocks.iter().enumerate().filter(|(_, block)| block.state != BlockState::Vacant) {
             if block.state != BlockState::Unmapped {
                 figures.reserved += block.bytes;
             }
@@ -418,7 +410,6 @@ impl Heap {
                     figures.allocated += block.bytes;
                     figures.requested += block.requested_bytes;
                     figures.live_blocks += 1;
-                    assert_eq!(self.live.get(&block.address), Some(&(index as Index)));
                 }
                 BlockState::Pending => {
                     figures.pending += block.bytes;
@@ -429,7 +420,7 @@ impl Heap {
                     figures.free_blocks += 1;
                     figures.releasable += releasable(block, self.pools[block.pool].kind, settings);
                 }
-                BlockState::Unmapped => {}
+                BlockState::Unmapped | BlockState::Vacant => {}
             }
             if block.next != NONE {
                 let next = self.block(block.next);

@@ -13,6 +13,7 @@ pub mod native;
 pub mod settings;
 
 mod expandable;
+mod free_list;
 mod hash;
 mod heap;
 

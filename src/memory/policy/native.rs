@@ -8,8 +8,9 @@
 //! What it is not: there are no CUDA graphs' private pools and no events. A block that another stream still uses is
 //! pending from [`Policy::free_requested`] until [`Policy::free`], which a trace gives both of.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
+use super::hash::FastHash;
 use super::heap::{Block, BlockState, Heap, Index, NONE, PlacedBlock, PoolIndex};
 use super::settings::{PoolKind, Request, Settings};
 use super::{Address, Counts, OutOfMemory, Policy, PoolState, Stream};
@@ -38,6 +39,8 @@ pub struct Native {
     pub(super) settings: Settings,
     pub(super) limit_bytes: u64,
     pub(super) heap: Heap,
+    /// Blocks in use, by address.
+    addresses: HashMap<u64, Index, FastHash>,
     next_address: u64,
     placed: VecDeque<PlacedSegment>,
     /// What was taken from the device and given back, where somebody asked for it.
@@ -56,6 +59,7 @@ impl Native {
             settings,
             limit_bytes,
             heap: Heap::default(),
+            addresses: HashMap::default(),
             next_address: FIRST_ADDRESS,
             placed: VecDeque::new(),
             log: None,
@@ -69,15 +73,13 @@ impl Native {
         self.placed.push_back(segment);
     }
 
-    /// Hands back the segment that starts at `address`, if it is wholly free.
-    pub fn release_segment(&mut self, address: Address) -> bool {
-        let found = [PoolKind::Small, PoolKind::Large]
-            .into_iter()
-            .flat_map(|kind| self.heap.pools_of(kind))
-            .flat_map(|pool| pool.free.iter())
-            .find(|(_, start, index)| *start == address.0 && self.is_segment(*index))
-            .map(|(_, _, index)| *index);
-        if let Some(index) = found {
+    /// Hands back the segment of this size and stream that starts at `address`, if it is wholly free.
+    pub fn release_segment(&mut self, segment: PlacedSegment) -> bool {
+        let PlacedSegment { address, bytes, stream } = segment;
+        let pools = [PoolKind::Small, PoolKind::Large].map(|kind| self.heap.pool_index(stream, kind));
+        let found = pools.into_iter().find_map(|pool| self.heap.pool(pool).free.find(bytes, address.0));
+        let found = found.filter(|key| self.is_segment(key.2));
+        if let Some((_, _, index)) = found {
             self.release_whole(index);
         }
         found.is_some()
@@ -103,7 +105,7 @@ impl Native {
 
     /// Whether a block is in use by the program (and not only by another stream).
     pub(crate) fn is_live(&self, address: Address) -> bool {
-        self.heap.live_at(address).is_some_and(|index| self.heap.block(index).state == BlockState::Live)
+        self.addresses.get(&address.0).is_some_and(|index| self.heap.block(*index).state == BlockState::Live)
     }
 
     /// Every block with memory behind it, segment by segment in the order of addresses.
@@ -118,7 +120,7 @@ impl Native {
         let (bytes, index) = if self.settings.expandable_segments {
             self.best_fit_expandable(pool, wanted)?
         } else {
-            let &(bytes, _, index) = self.heap.pool(pool).free.range((wanted, 0, 0)..).next()?;
+            let (bytes, _, index) = self.heap.pool(pool).free.best_fit(wanted)?;
             (bytes, index)
         };
         // A block that may not serve ends the search: PyTorch does not look at the next one.
@@ -237,10 +239,10 @@ impl Native {
         let Some(max_split) = self.settings.max_split_bytes else { return false };
         let key = wanted.max(max_split);
         let free = &self.heap.pool(pool).free;
-        let mut victims: Vec<Index> = free.range((key, 0, 0)..).take(1).map(|found| found.2).collect();
+        let mut victims: Vec<Index> = free.best_fit(key).map(|found| found.2).into_iter().collect();
         let mut sum = if victims.is_empty() { 0 } else { key };
         if victims.is_empty() {
-            for &(bytes, _, index) in free.iter().rev().take_while(|found| found.0 >= max_split) {
+            for (bytes, _, index) in free.iter().rev().take_while(|found| found.0 >= max_split) {
                 if sum >= key {
                     break;
                 }
@@ -304,8 +306,10 @@ impl Native {
     }
 }
 
-impl Policy for Native {
-    fn allocate(&mut self, bytes: u64, stream: Stream) -> Result<Address, OutOfMemory> {
+/// The same without a table of addresses, for a replay that keeps the handles itself.
+impl Native {
+    /// Places a request; the result is its handle until it is given back.
+    pub(crate) fn take(&mut self, bytes: u64, stream: Stream) -> Result<Index, OutOfMemory> {
         let Some(request) = self.settings.request(bytes) else {
             self.heap.counts.out_of_memory += 1;
             return Err(self.out_of_memory(bytes));
@@ -320,20 +324,45 @@ impl Policy for Native {
             let tail = self.heap.split_at(index, request.rounded_bytes);
             self.heap.insert_free(tail, &self.settings);
         }
-        Ok(self.heap.make_live(index, bytes))
+        self.heap.make_live(index, bytes);
+        Ok(index)
+    }
+
+    /// Where a block in use is.
+    pub(crate) fn address_of(&self, handle: Index) -> Address {
+        Address(self.heap.block(handle).address)
+    }
+
+    /// [`Policy::free_requested`] by handle.
+    pub(crate) fn give_later(&mut self, handle: Index) {
+        self.heap.make_pending(handle);
+    }
+
+    /// [`Policy::free`] by handle.
+    pub(crate) fn give(&mut self, handle: Index) {
+        self.heap.retire(handle);
+        self.heap.merge_free_neighbours(handle, &self.settings);
+        self.heap.insert_free(handle, &self.settings);
+    }
+}
+
+impl Policy for Native {
+    fn allocate(&mut self, bytes: u64, stream: Stream) -> Result<Address, OutOfMemory> {
+        let index = self.take(bytes, stream)?;
+        let address = self.address_of(index);
+        self.addresses.insert(address.0, index);
+        Ok(address)
     }
 
     fn free_requested(&mut self, address: Address) {
-        if let Some(index) = self.heap.live_at(address) {
-            self.heap.make_pending(index);
+        if let Some(index) = self.addresses.get(&address.0).copied() {
+            self.give_later(index);
         }
     }
 
     fn free(&mut self, address: Address) {
-        if let Some(index) = self.heap.live_at(address) {
-            self.heap.retire(index);
-            self.heap.merge_free_neighbours(index, &self.settings);
-            self.heap.insert_free(index, &self.settings);
+        if let Some(index) = self.addresses.remove(&address.0) {
+            self.give(index);
         }
     }
 
