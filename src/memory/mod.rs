@@ -12,12 +12,19 @@
 //! Create `memory/policy/<name>.rs` with a type that implements [`Policy`], add one line to
 //! [`policy::build`], and the laws in `memory/policy/contract.rs` run over it.
 
+pub mod compare;
 pub mod event;
 pub mod forecast;
 pub mod fragmentation;
+pub mod inspect;
+pub mod oom;
 pub mod player;
 pub mod policy;
+pub mod recording;
+pub mod replay;
+pub mod snapshot;
 pub mod spec;
+pub mod trace;
 
 pub use event::{Event, Mark, Ordinal, Phase, Stream};
 pub use fragmentation::{MemorySample, Rates};
