@@ -92,7 +92,7 @@ fn an_override_is_checked_like_the_file_and_named_as_its_place() {
     assert_eq!(
         error(&["target.batch_size=0"]),
         "--set target.batch_size=0: target.batch_size: invalid value: integer `0`, expected a whole number from 1 to \
-         1000000000, such as `8`"
+         1000000, such as `8`"
     );
     assert!(error(&["serach.strategy=grid"]).contains("(hint: did you mean `search`?)"));
     assert!(error(&["search.loader_workers=[0, 0]"]).contains("`0` twice"));

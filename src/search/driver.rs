@@ -4,6 +4,7 @@
 //! and the reporter. A finished trial is in the journal before anything else is done with it, and the recommendation
 //! is rewritten whenever a trial changes it, so that an interrupted study leaves a valid answer.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -112,6 +113,8 @@ struct Running<'a> {
     clock: Instant,
     written: Option<(Status, Option<Point>)>,
     journal_failed: bool,
+    /// Warnings that were shown: every trial of a workload gives the same ones.
+    warned: BTreeSet<String>,
 }
 
 impl<'a> Running<'a> {
@@ -130,6 +133,7 @@ impl<'a> Running<'a> {
             clock: Instant::now(),
             written: None,
             journal_failed: false,
+            warned: BTreeSet::new(),
             study,
         }
     }
@@ -160,8 +164,14 @@ impl<'a> Running<'a> {
         self.note(&Entry::TrialStarted { spec: spec.clone() });
         self.study.reporter.report(&Event::TrialStarted { spec: spec.clone() });
         let reporter = &mut *self.study.reporter;
+        let warned = &mut self.warned;
         let total = spec.total_steps();
         let record = self.study.executor.run(&spec, &mut |observation| {
+            if let Observation::Warning(text) = &observation
+                && !warned.insert(text.clone())
+            {
+                return;
+            }
             if let Some(event) = event_of(observation, total) {
                 reporter.report(&event);
             }

@@ -47,6 +47,7 @@ fn describe(f: &mut fmt::Formatter<'_>, event: Option<Event>) -> fmt::Result {
     match event {
         Some(Event::Alloc { bytes, stream, .. }) => write!(f, "allocates {} on stream {}", Bytes(bytes), stream.0),
         Some(Event::Free { ordinal }) => write!(f, "frees allocation {}", ordinal.0),
+        Some(Event::FreeRequested { ordinal }) => write!(f, "asks to free allocation {}", ordinal.0),
         Some(Event::Mark(mark)) => write!(f, "marks {mark:?}"),
         None => f.write_str("has ended"),
     }

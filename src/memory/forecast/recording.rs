@@ -139,6 +139,8 @@ impl Renumbering {
                 Some(ordinal) => self.push(Event::Free { ordinal }),
                 None => self.recording.dropped += 1,
             },
+            // What the memory was asked for back and when it came are two things; only the second moves it.
+            Event::FreeRequested { .. } => {}
             Event::Mark(mark) => self.mark(mark),
         }
     }

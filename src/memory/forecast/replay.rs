@@ -90,7 +90,7 @@ pub fn peak_requested_bytes(run: RunEvents<'_>) -> u64 {
                 let size = sizes.get_mut(ordinal.0 as usize).map(std::mem::take);
                 live -= u128::from(size.unwrap_or(0));
             }
-            Event::Mark(_) => {}
+            Event::FreeRequested { .. } | Event::Mark(_) => {}
         }
     }
     u64::try_from(peak).unwrap_or(u64::MAX)

@@ -83,7 +83,7 @@ impl<'a> RunEvents<'a> {
                 self.steps = step.saturating_add(1);
                 Some(Event::Mark(Mark::Step(step)))
             }
-            phase @ Event::Mark(Mark::Phase(_)) => Some(phase),
+            other @ (Event::FreeRequested { .. } | Event::Mark(Mark::Phase(_))) => Some(other),
         }
     }
 
