@@ -21,6 +21,7 @@ pub mod player;
 pub mod policy;
 pub mod recording;
 pub mod replay;
+pub mod shadow;
 pub mod snapshot;
 pub mod spec;
 pub mod trace;
