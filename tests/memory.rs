@@ -1,6 +1,8 @@
 //! The memory room from outside: a binary that declares the allocator, records real training steps, writes a trace file
 //! and replays it; and every fixture through the one door that reads files.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
