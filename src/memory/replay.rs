@@ -5,14 +5,18 @@
 //! nothing of that were known, under any settings and limit, and stops where a request fails. [`minimum_limit`] finds
 //! the smallest limit on which the recording survives.
 
+use std::collections::HashSet;
+
 use serde::Serialize;
 
 use super::event::{Event, Mark, Stream};
 use super::policy::native::{Native, PlacedSegment};
-use super::policy::{Counts, OutOfMemory, Policy, PoolState, Settings};
+use super::policy::{Counts, FastHash, OutOfMemory, Policy, PoolState, Settings};
 use super::trace::{SegmentAction, SegmentEvent, Trace};
 use crate::units::MIB;
 
+/// The most streams that a recording may use.
+const MAX_STREAMS: usize = 4096;
 /// Minimum limits are multiples of this, the granularity of segments.
 const LIMIT_STEP_BYTES: u64 = 2 * MIB;
 
@@ -63,6 +67,9 @@ pub enum ReplayError {
     /// Ordinals with gaps.
     #[error("the recording numbers its allocations with gaps")]
     Ordinals,
+    /// More streams than a process can have; each costs a pool of its own.
+    #[error("the recording uses more than {MAX_STREAMS} streams")]
+    Streams,
 }
 
 /// Replays a recording from an empty cache.
@@ -149,6 +156,23 @@ pub fn minimum_limit(trace: &Trace, settings: Settings) -> Result<Option<u64>, R
     Ok(Some(survives * LIMIT_STEP_BYTES))
 }
 
+/// Refuses recordings of absurdly many streams.
+pub(super) fn check_streams(trace: &Trace) -> Result<(), ReplayError> {
+    let mut streams: HashSet<u64, FastHash> = HashSet::default();
+    let events = trace.events.iter().filter_map(|event| match event {
+        Event::Alloc { stream, .. } => Some(*stream),
+        _ => None,
+    });
+    let others = trace.segments.iter().map(|segment| segment.stream);
+    for stream in events.chain(others).chain(trace.failures.iter().map(|failure| failure.stream)) {
+        streams.insert(stream.0);
+        if streams.len() > MAX_STREAMS {
+            return Err(ReplayError::Streams);
+        }
+    }
+    Ok(())
+}
+
 fn placed(segment: &SegmentEvent) -> PlacedSegment {
     let &SegmentEvent { address, bytes, stream, .. } = segment;
     PlacedSegment { address, bytes, stream }
@@ -173,6 +197,7 @@ struct Run {
 impl Run {
     fn new(trace: &Trace, policy: Native) -> Result<Self, ReplayError> {
         let ordinals = trace.ordinals().ok_or(ReplayError::Ordinals)?;
+        check_streams(trace)?;
         Ok(Self {
             policy,
             handles: vec![NOT_LIVE; ordinals],
@@ -325,6 +350,13 @@ mod tests {
     fn ordinals_with_gaps_are_refused_and_not_reserved_for() {
         let trace = Trace::of_events(vec![alloc(u64::MAX, 1)]);
         assert_eq!(replay(&trace, Settings::default(), u64::MAX), Err(ReplayError::Ordinals));
+    }
+
+    #[test]
+    fn a_recording_of_absurdly_many_streams_is_refused() {
+        let alloc = |n| Event::Alloc { ordinal: Ordinal(n), bytes: 1, stream: Stream(n) };
+        let trace = Trace::of_events((0..5000).map(alloc).collect());
+        assert_eq!(replay(&trace, Settings::default(), u64::MAX), Err(ReplayError::Streams));
     }
 
     #[test]

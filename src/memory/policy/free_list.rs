@@ -113,11 +113,11 @@ impl FreeList {
     pub(super) fn after(&self, key: Key) -> Option<Key> {
         let (row, bin) = place(key.0);
         let next = self.row(row).and_then(|line| line.bins[bin].first_from((key.0, key.1, key.2 + 1)));
-        next.or_else(|| self.best_fit(self.first_size_behind(row, bin)?))
+        next.or_else(|| self.best_fit(Self::first_size_behind(row, bin)?))
     }
 
     /// The smallest size that belongs behind a bin.
-    fn first_size_behind(&self, row: usize, bin: usize) -> Option<u64> {
+    fn first_size_behind(row: usize, bin: usize) -> Option<u64> {
         let (row, bin) = if bin + 1 < BINS { (row, bin + 1) } else { (row + 1, 0) };
         if row >= 64 {
             return None;

@@ -5,7 +5,7 @@ use super::{Action, Block, Entry, Segment, Snapshot};
 use crate::memory::event::{Event, Stream};
 use crate::memory::policy::native::Native;
 use crate::memory::policy::{Address, AllocConf, Policy, Settings};
-use crate::memory::replay::ReplayError;
+use crate::memory::replay::{ReplayError, check_streams};
 use crate::memory::trace::{SegmentEvent, Trace};
 
 impl Snapshot {
@@ -13,6 +13,7 @@ impl Snapshot {
     /// needs a time for each event: it is the event's number, in microseconds.
     pub fn of_trace(trace: &Trace, settings: Settings) -> Result<Self, ReplayError> {
         let ordinals = trace.ordinals().ok_or(ReplayError::Ordinals)?;
+        check_streams(trace)?;
         let mut policy = Native::with_settings(settings, u64::MAX);
         policy.record_segments();
         // Address, bytes asked for and stream by ordinal.

@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 
+mod input;
 mod machine;
 
 /// The arena's budget is this many times the file's size …
