@@ -1,4 +1,5 @@
 //! A user's own binary is a tuner: `examples/custom_model.rs`, run as one.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on must panic")]
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -62,7 +62,7 @@ pub enum JournalError {
         #[source]
         source: serde_json::Error,
     },
-    /// An entry is over [`MAX_ENTRY_BYTES`].
+    /// An entry is over [`MAX_ENTRY_BYTES`](super::MAX_ENTRY_BYTES).
     #[error("an entry of {bytes} bytes is too long for the journal `{}`", path.display())]
     EntryTooLong {
         /// The journal.
