@@ -12,7 +12,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::memory::{AllocatorKind, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState};
+use crate::memory::{AllocatorKind, Event, LimitSpec, MemorySample, OutOfMemory, Phase, PolicyError, PoolState};
 
 #[expect(unsafe_code, reason = "a global allocator can only be written with unsafe code")]
 pub mod cpu;
@@ -101,6 +101,9 @@ pub enum DeviceError {
     /// Another session is open in this process.
     #[error("another device session is open in this process")]
     Busy,
+    /// The allocator asked for cannot be had.
+    #[error(transparent)]
+    Allocator(#[from] PolicyError),
     /// The memory limit cannot be met.
     #[error(
         "a limit of {limit} does not fit the device: {total} in all, {external} used outside the tensors (hint: lower `memory.limit`)"
@@ -147,6 +150,10 @@ pub enum LargestRequest {
     Probe,
 }
 
+/// Receives a recording as it is made: every event and mark once, in order, in pieces. Called on the training thread
+/// outside phases, so what it does is not recorded.
+pub type EventSink = Box<dyn FnMut(&[Event])>;
+
 /// An open device with its memory instrumented. Lives on the training thread and is used from it alone.
 ///
 /// A trial calls, in this order: [`begin_trial`](Self::begin_trial); for every phase
@@ -183,6 +190,9 @@ pub trait DeviceSession {
 
     /// Ends a trial whose tensors are dropped. Returns the bytes still held, 0 on a clean device.
     fn end_trial(&mut self) -> u64;
+
+    /// Hands every recorded event to `sink` from here on (a forecast and a trace file need them), or to nobody.
+    fn set_event_sink(&mut self, sink: Option<EventSink>);
 
     /// Classifies an error of candle's: the device knows which of its codes mean out of memory.
     fn classify(&self, error: &candle_core::Error) -> StepError;

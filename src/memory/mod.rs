@@ -20,5 +20,6 @@ pub mod spec;
 
 pub use event::{Event, Mark, Ordinal, Phase, Stream};
 pub use fragmentation::{MemorySample, Rates};
-pub use policy::{Address, OutOfMemory, Policy, PoolState};
+pub use player::Player;
+pub use policy::{Address, OutOfMemory, Policy, PolicyError, PoolState};
 pub use spec::{AllocatorKind, FragmentationMetric, FragmentationSource, LimitSpec, Trim};

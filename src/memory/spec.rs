@@ -1,5 +1,7 @@
 //! Settings of the memory room as a plan holds them.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::units::{Bytes, Fraction};
@@ -19,6 +21,18 @@ pub enum AllocatorKind {
     Native,
     /// PyTorch's caching allocator with `expandable_segments:True`.
     Expandable,
+}
+
+impl fmt::Display for AllocatorKind {
+    /// The name as a configuration writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Auto => "auto",
+            Self::CudaMallocAsync => "cuda_malloc_async",
+            Self::Native => "native",
+            Self::Expandable => "expandable",
+        })
+    }
 }
 
 /// When cached memory is handed back to the device (`empty_cache`, `cuMemPoolTrimTo`).

@@ -9,6 +9,15 @@ use super::event::Stream;
 use super::spec::AllocatorKind;
 
 pub mod native;
+pub mod settings;
+
+mod heap;
+
+#[cfg(test)]
+mod contract;
+
+pub(crate) use heap::FastHash;
+pub use settings::Settings;
 
 /// An address in a policy's own space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -40,6 +49,9 @@ pub struct OutOfMemory {
 pub struct PoolState {
     /// A: bytes of live blocks, after the policy's rounding.
     pub allocated_bytes: u64,
+    /// What the live blocks were asked for, before rounding: the same under every policy.
+    #[serde(default)]
+    pub requested_bytes: u64,
     /// V: bytes held from the device.
     pub reserved_bytes: u64,
     /// C.
@@ -62,6 +74,19 @@ pub struct PoolState {
     pub segments: u64,
 }
 
+/// What a policy has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Segments (or groups of pages) taken from the device.
+    pub segments_allocated: u64,
+    /// Segments (or groups of pages) handed back.
+    pub segments_freed: u64,
+    /// Requests that had to release the cache first.
+    pub retries: u64,
+    /// Requests that failed.
+    pub out_of_memory: u64,
+}
+
 /// An exact (or, where its docs say so, an approximate) model of an allocator.
 ///
 /// Called in this order: any number of [`allocate`](Policy::allocate) and [`free`](Policy::free), with
@@ -69,6 +94,10 @@ pub struct PoolState {
 pub trait Policy: Send {
     /// Places a request of `bytes` on `stream`. Zero bytes are a request like any other.
     fn allocate(&mut self, bytes: u64, stream: Stream) -> Result<Address, OutOfMemory>;
+
+    /// Notes that the program has freed a block that another stream still uses: it no longer counts as allocated, and
+    /// serves no request until [`free`](Policy::free). Without such news `free` alone is called.
+    fn free_requested(&mut self, address: Address);
 
     /// Frees a block. An address that is not live is ignored: a stranger's trace may hold anything.
     fn free(&mut self, address: Address);
@@ -79,15 +108,30 @@ pub trait Policy: Send {
     /// The figures now, in O(log n).
     fn state(&self) -> PoolState;
 
+    /// What was done so far.
+    fn counts(&self) -> Counts;
+
     /// Starts a new window for the peaks.
     fn reset_peaks(&mut self);
 }
 
-/// The registry: the policy of a kind, with a limit of `limit_bytes`.
-pub fn build(kind: AllocatorKind, limit_bytes: u64) -> Box<dyn Policy> {
+/// Why there is no policy of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// The kind has no model.
+    #[error(
+        "there is no model of the allocator `{0}` on this device yet (hint: set `memory.allocator` to `auto` or `native`)"
+    )]
+    NotSupported(AllocatorKind),
+}
+
+/// The kinds that [`build`] has a model of.
+pub const KINDS: [AllocatorKind; 1] = [AllocatorKind::Native];
+
+/// The registry: the policy of a kind, with a limit of `limit_bytes`. `auto` is the CPU device's own, `native`.
+pub fn build(kind: AllocatorKind, limit_bytes: u64) -> Result<Box<dyn Policy>, PolicyError> {
     match kind {
-        AllocatorKind::Auto | AllocatorKind::Native | AllocatorKind::Expandable | AllocatorKind::CudaMallocAsync => {
-            Box::new(native::Native::new(limit_bytes))
-        }
+        AllocatorKind::Auto | AllocatorKind::Native => Ok(Box::new(native::Native::new(limit_bytes))),
+        AllocatorKind::Expandable | AllocatorKind::CudaMallocAsync => Err(PolicyError::NotSupported(kind)),
     }
 }
