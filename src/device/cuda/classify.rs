@@ -15,7 +15,7 @@ use cudarc::driver::sys::CUresult;
 
 /// What a code means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub(super) enum Cause {
     /// A request for device memory was refused.
     OutOfMemory,
     /// The context is beyond use: every later call fails too, until the process is replaced.
@@ -57,7 +57,7 @@ const STICKY: [u32; 27] = [
 ];
 
 /// What the driver's code means.
-pub fn driver_cause(error: DriverError) -> Cause {
+pub(super) fn driver_cause(error: DriverError) -> Cause {
     match error.0 {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => Cause::OutOfMemory,
         code if STICKY.contains(&(code as u32)) => Cause::Sticky,
@@ -66,7 +66,7 @@ pub fn driver_cause(error: DriverError) -> Cause {
 }
 
 /// What is at the bottom of an error of candle's; `None` where that is not CUDA's.
-pub fn cause(error: &candle_core::Error) -> Option<Cause> {
+pub(super) fn cause(error: &candle_core::Error) -> Option<Cause> {
     match error {
         candle_core::Error::WithBacktrace { inner, .. }
         | candle_core::Error::Context { inner, .. }
@@ -109,6 +109,15 @@ fn cublas_cause(error: CublasError) -> Cause {
 
 fn curand_cause(error: CurandError) -> Cause {
     if error.0 == curandStatus::CURAND_STATUS_ALLOCATION_FAILED { Cause::OutOfMemory } else { Cause::Other }
+}
+
+/// What candle says, without the backtrace it may carry.
+pub(super) fn message(error: &candle_core::Error) -> String {
+    match error {
+        candle_core::Error::WithBacktrace { inner, .. } => message(inner),
+        candle_core::Error::Context { inner, context } => format!("{context}: {}", message(inner)),
+        other => other.to_string(),
+    }
 }
 
 /// Turns a raw code into cudarc's error. A code that its headers lack becomes `CUDA_ERROR_UNKNOWN`.

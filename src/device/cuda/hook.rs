@@ -18,8 +18,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nix::libc;
 
-pub use super::ledger::{Counts, Failure, Recording};
 use super::ledger::Ledger;
+pub use super::ledger::{Counts, Failure, Recording};
 use crate::memory::{Mark, Stream};
 
 /// `CUresult`: plain numbers, because a driver newer than our headers may answer with a code they do not have.
@@ -40,11 +40,16 @@ static COUNTING: AtomicBool = AtomicBool::new(true);
 
 /// The driver's own functions.
 struct Driver {
-    alloc_async: unsafe extern "C" fn(*mut DevicePointer, usize, StreamHandle) -> Code,
-    free_async: unsafe extern "C" fn(DevicePointer, StreamHandle) -> Code,
-    alloc: unsafe extern "C" fn(*mut DevicePointer, usize) -> Code,
-    free: unsafe extern "C" fn(DevicePointer) -> Code,
+    alloc_async: AllocAsync,
+    free_async: FreeAsync,
+    alloc: Alloc,
+    free: Free,
 }
+
+type AllocAsync = unsafe extern "C" fn(*mut DevicePointer, usize, StreamHandle) -> Code;
+type FreeAsync = unsafe extern "C" fn(DevicePointer, StreamHandle) -> Code;
+type Alloc = unsafe extern "C" fn(*mut DevicePointer, usize) -> Code;
+type Free = unsafe extern "C" fn(DevicePointer) -> Code;
 
 impl Driver {
     fn get() -> Option<&'static Self> {
@@ -61,10 +66,10 @@ impl Driver {
         // not changed since they were introduced; a `CUresult` is an unsigned 32-bit enum.
         unsafe {
             Some(Self {
-                alloc_async: std::mem::transmute::<*mut c_void, _>(alloc_async),
-                free_async: std::mem::transmute::<*mut c_void, _>(free_async),
-                alloc: std::mem::transmute::<*mut c_void, _>(alloc),
-                free: std::mem::transmute::<*mut c_void, _>(free),
+                alloc_async: std::mem::transmute::<*mut c_void, AllocAsync>(alloc_async),
+                free_async: std::mem::transmute::<*mut c_void, FreeAsync>(free_async),
+                alloc: std::mem::transmute::<*mut c_void, Alloc>(alloc),
+                free: std::mem::transmute::<*mut c_void, Free>(free),
             })
         }
     }
@@ -94,7 +99,9 @@ fn stream_of(handle: StreamHandle) -> Stream {
     thread_local!(static THREAD: u64 = THREADS.fetch_add(1, Ordering::Relaxed));
     match handle as u64 {
         // Real handles are pointers, so multiples of four: no clash.
-        PER_THREAD_STREAM => Stream(THREAD.try_with(|thread| thread << 32).unwrap_or(u64::MAX << 32) | PER_THREAD_STREAM),
+        PER_THREAD_STREAM => {
+            Stream(THREAD.try_with(|thread| thread << 32).unwrap_or(u64::MAX << 32) | PER_THREAD_STREAM)
+        }
         handle => Stream(handle),
     }
 }
@@ -139,7 +146,6 @@ fn free(pointer: DevicePointer, handle: StreamHandle, driver_free: impl FnOnce()
 /// # Safety
 /// As the driver's function of that name: `pointer` is writable, `stream` is a stream of the current context.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the name is the driver's")]
 pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut DevicePointer, bytes: usize, stream: StreamHandle) -> Code {
     let Some(driver) = Driver::get() else { return SYMBOL_NOT_FOUND };
     // SAFETY: the caller's promise is the driver's.
@@ -154,7 +160,6 @@ pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut DevicePointer, bytes: usi
 /// # Safety
 /// As the driver's function of that name: `pointer` is a live block, `stream` is a stream of the current context.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the name is the driver's")]
 pub unsafe extern "C" fn cuMemFreeAsync(pointer: DevicePointer, stream: StreamHandle) -> Code {
     let Some(driver) = Driver::get() else { return SYMBOL_NOT_FOUND };
     // SAFETY: the caller's promise is the driver's.
@@ -166,7 +171,6 @@ pub unsafe extern "C" fn cuMemFreeAsync(pointer: DevicePointer, stream: StreamHa
 /// # Safety
 /// As the driver's function of that name: `pointer` is writable.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the name is the driver's")]
 pub unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut DevicePointer, bytes: usize) -> Code {
     let Some(driver) = Driver::get() else { return SYMBOL_NOT_FOUND };
     // SAFETY: the caller's promise is the driver's.
@@ -181,7 +185,6 @@ pub unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut DevicePointer, bytes: usize
 /// # Safety
 /// As the driver's function of that name: `pointer` is a live block that no pending work uses.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the name is the driver's")]
 pub unsafe extern "C" fn cuMemFree_v2(pointer: DevicePointer) -> Code {
     let Some(driver) = Driver::get() else { return SYMBOL_NOT_FOUND };
     // SAFETY: the caller's promise is the driver's.

@@ -48,31 +48,21 @@ fn cache_is_off() -> bool {
 /// Has the driver compile every module, each on a thread of its own. Failures come back when candle loads the module.
 fn compile_in_parallel(context: &Arc<CudaContext>) {
     let started = Instant::now();
-    let (finished, waiting) = mpsc::channel();
+    let (busy, done) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         for (module, _) in &MODULES {
-            let finished = finished.clone();
+            let busy = busy.clone();
             scope.spawn(move || {
-                let loaded = context.load_module(module.ptx().into());
-                // Nobody listening means that the other end has stopped waiting, not that anything is lost.
-                let _ = finished.send(());
-                loaded.is_ok()
+                let loaded = context.load_module(module.ptx().into()).is_ok();
+                drop(busy);
+                loaded
             });
         }
-        drop(finished);
-        let mut told = false;
-        loop {
-            match waiting.recv_timeout(COMPILING_AFTER.saturating_sub(started.elapsed()).max(COMPILING_AFTER / 10)) {
-                Ok(()) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) if !told && started.elapsed() >= COMPILING_AFTER => {
-                    told = true;
-                    tracing::info!("compiling kernels for this GPU, once per machine");
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-        }
-        if told {
+        drop(busy);
+        // Nothing is ever sent: the channel closes when the last thread is done.
+        if done.recv_timeout(COMPILING_AFTER) == Err(RecvTimeoutError::Timeout) {
+            tracing::info!("compiling kernels for this GPU, once per machine");
+            let _ = done.recv();
             tracing::info!("kernels compiled in {:.1} s", started.elapsed().as_secs_f64());
         }
     });

@@ -93,11 +93,7 @@ impl Pool {
                 reserved_bytes,
                 self.window_start.reserved_bytes,
             )?,
-            peak_used_bytes: peak(
-                Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH,
-                used_bytes,
-                self.window_start.used_bytes,
-            )?,
+            peak_used_bytes: peak(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, used_bytes, self.window_start.used_bytes)?,
         })
     }
 
