@@ -216,14 +216,18 @@ pub fn record(capacity: usize) {
     ledger().record(capacity);
 }
 
-/// The events since the last call; recording goes on. Empty where none runs.
+/// The events since the last call; recording goes on. Empty where none runs. Runs of frees are sorted by ordinal.
 pub fn drain() -> Recording {
-    ledger().drain()
+    let mut recording = ledger().drain();
+    recording.sort_runs_of_frees();
+    recording
 }
 
-/// The events since the last [`drain`]; recording ends.
+/// The events since the last [`drain`], likewise; recording ends.
 pub fn stop_recording() -> Recording {
-    ledger().stop()
+    let mut recording = ledger().stop();
+    recording.sort_runs_of_frees();
+    recording
 }
 
 /// Enters a mark into a running recording.

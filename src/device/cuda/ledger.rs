@@ -49,6 +49,20 @@ pub struct Recording {
     pub dropped: u64,
 }
 
+impl Recording {
+    /// Puts every run of frees into the order of their ordinals: hash maps of tensors drop in any order, and two
+    /// recordings of the same step are to be the same.
+    pub(super) fn sort_runs_of_frees(&mut self) {
+        let ordinal = |event: &Event| match event {
+            Event::Free { ordinal } => Some(*ordinal),
+            Event::Alloc { .. } | Event::Mark(_) => None,
+        };
+        for run in self.events.chunk_by_mut(|left, right| ordinal(left).is_some() && ordinal(right).is_some()) {
+            run.sort_unstable_by_key(ordinal);
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Block {
     bytes: u64,
@@ -271,6 +285,18 @@ mod tests {
         );
         ledger.allocated(2048, 7, stream);
         assert!(ledger.drain().events.is_empty(), "recording has ended");
+    }
+
+    #[test]
+    fn runs_of_frees_are_sorted_and_nothing_else_moves() {
+        let (free, alloc) = (
+            |ordinal| Event::Free { ordinal: Ordinal(ordinal) },
+            |ordinal| Event::Alloc { ordinal: Ordinal(ordinal), bytes: 1, stream: Stream(2) },
+        );
+        let events = vec![alloc(9), free(5), free(3), free(4), alloc(1), free(2), free(0)];
+        let mut recording = Recording { events, dropped: 0 };
+        recording.sort_runs_of_frees();
+        assert_eq!(recording.events, [alloc(9), free(3), free(4), free(5), alloc(1), free(0), free(2)]);
     }
 
     #[test]
