@@ -59,13 +59,18 @@ fn within_a_child_a_failed_assertion_is_sticky() {
     let cuda = session.candle().as_cuda_device().unwrap().clone();
     let kernel = cuda.get_or_load_custom_func("failing_assertion", "fault", FAILING_ASSERTION).unwrap();
     // SAFETY: the kernel takes no arguments and touches no memory; its context is of no use afterwards.
-    unsafe { kernel.builder().launch(LaunchConfig::for_num_elems(1)) }.unwrap();
+    unsafe { kernel.builder().launch(LaunchConfig { block_dim: (1, 1, 1), ..LaunchConfig::for_num_elems(1) }) }
+        .unwrap();
+    println!("launched");
     let error = session.end_phase().unwrap_err();
     println!("{error}");
     assert!(matches!(error, StepError::Device(_)), "{error:?}");
     // Whatever comes next fails too, and is not taken for the workload's fault.
     let error = Tensor::zeros((2, 2), DType::F32, session.candle()).unwrap_err(); // [2, 2]
     assert!(matches!(session.classify(&error), StepError::Device(_)), "{error}");
+    println!("classified");
+    drop(session);
+    println!("dropped");
 }
 
 #[test]

@@ -1,13 +1,16 @@
 //! One session at a time, and child processes for what a process does not survive.
 
-use std::process::{Command, Output};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use batchtune::device::DeviceSession;
 use batchtune::device::cuda::{CudaSession, hook};
 use batchtune::memory::{AllocatorKind, LimitSpec};
 use batchtune::units::{Bytes, GIB, MIB};
 use candle_core::{DType, Device, Tensor};
+
+const CHILD_DEADLINE: Duration = Duration::from_secs(20);
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -26,20 +29,43 @@ pub(crate) fn mebibytes(device: &Device, mib: u64) -> candle_core::Result<Tensor
     Tensor::zeros(usize::try_from(mib * MIB).expect("fits"), DType::U8, device) // [mib · 2^20]
 }
 
-/// Runs one ignored test of this binary in a process of its own.
-pub(crate) fn child(test: &str, environment: &[(&str, &str)]) -> Output {
-    let program = std::env::current_exe().expect("this program has a path");
-    Command::new(program)
+/// How a child process ended, and what it said.
+pub(crate) struct Child {
+    success: bool,
+    text: String,
+}
+
+/// Runs one ignored test of this binary in a process of its own, for 20 s at most.
+pub(crate) fn child(test: &str, environment: &[(&str, &str)]) -> Child {
+    let log = tempfile::NamedTempFile::new().expect("a temporary file");
+    let output = || log.reopen().expect("the temporary file");
+    let mut process = Command::new(std::env::current_exe().expect("this program has a path"))
         .args(["--exact", test, "--ignored", "--nocapture"])
         .envs(environment.iter().copied())
-        .output()
-        .expect("this program can be started again")
+        .stdin(Stdio::null())
+        .stdout(output())
+        .stderr(output())
+        .spawn()
+        .expect("this program can be started again");
+    let started = Instant::now();
+    let success = loop {
+        if let Some(status) = process.try_wait().expect("our own child") {
+            break status.success();
+        }
+        if started.elapsed() > CHILD_DEADLINE {
+            process.kill().expect("our own child");
+            process.wait().expect("our own child");
+            break false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let text = std::fs::read(log.path()).map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default();
+    Child { success, text: format!("{text}(after {:.1} s)", started.elapsed().as_secs_f64()) }
 }
 
 /// Fails with the child's own words if it failed, or ran no test.
-pub(crate) fn assert_passed(output: &Output) {
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+pub(crate) fn assert_passed(child: &Child) {
+    assert!(child.success && child.text.contains("1 passed"), "{}", child.text);
 }
 
 /// Device memory that no pool knows of, as another process would hold it.

@@ -83,6 +83,21 @@ fn a_step_is_no_slower_for_the_hook_nor_for_the_pool() {
         pairs.push((tracked, timed(&mut session, &mut model, 2)));
     }
     compare("B=2 bf16, without cudarc's events against with", &pairs);
+    let mut nanoseconds = [f64::INFINITY; 2];
+    for round in 0..6 {
+        let tracked = round % 2;
+        // SAFETY: as above.
+        unsafe { if tracked == 1 { context.enable_event_tracking() } else { context.disable_event_tracking() } };
+        let started = Instant::now();
+        for _ in 0..20_000 {
+            drop(crate::support::mebibytes(session.candle(), 1).unwrap());
+        }
+        nanoseconds[tracked] = nanoseconds[tracked].min(started.elapsed().as_nanos() as f64 / 20_000.0);
+        session.candle().synchronize().unwrap();
+    }
+    // SAFETY: as above.
+    unsafe { context.disable_event_tracking() };
+    println!("an allocation and its free: {:.0} ns without events, {:.0} ns with", nanoseconds[0], nanoseconds[1]);
 
     for batch in [2, 8] {
         timed(&mut session, &mut model, batch);
@@ -152,4 +167,33 @@ fn candle_alone_takes_so_long() {
     model.step(1).unwrap();
     device.synchronize().unwrap();
     println!("its first step was done after {:.2} s", started.elapsed().as_secs_f64());
+}
+
+#[test]
+#[ignore = "measures the driver's compiler; run it alone, with CUDA_CACHE_PATH at an empty folder"]
+fn each_module_compiles_in_so_long() {
+    use candle_core::cuda_backend::kernels;
+    let _turn = turn();
+    // One alone by its number, so that several processes can be measured at once.
+    let chosen = std::env::var("MODULE").ok().and_then(|number| number.parse::<usize>().ok());
+    let context = cudarc::driver::CudaContext::new(0).unwrap();
+    let modules = [
+        ("affine", &kernels::AFFINE),
+        ("binary", &kernels::BINARY),
+        ("cast", &kernels::CAST),
+        ("conv", &kernels::CONV),
+        ("fill", &kernels::FILL),
+        ("indexing", &kernels::INDEXING),
+        ("reduce", &kernels::REDUCE),
+        ("ternary", &kernels::TERNARY),
+        ("unary", &kernels::UNARY),
+    ];
+    for (number, (name, module)) in modules.into_iter().enumerate() {
+        if chosen.is_none_or(|chosen| chosen == number) {
+            let started = Instant::now();
+            let loaded = context.load_module(module.ptx().into()).unwrap();
+            println!("{name}: {:.2} s", started.elapsed().as_secs_f64());
+            drop(loaded);
+        }
+    }
 }

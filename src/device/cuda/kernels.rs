@@ -2,27 +2,25 @@
 //!
 //! candle ships its kernels as PTX, which the driver compiles for the GPU at hand when a module is first loaded:
 //! about 19 s for what a training step needs, once per machine, because the driver keeps the result in
-//! `~/.nv/ComputeCache` (`CUDA_CACHE_PATH`). candle loads modules one by one, at the first launch that needs one and
-//! behind a lock. Here they are loaded ahead by one thread each, which fills the driver's cache, and then by candle.
+//! `~/.nv/ComputeCache` (`CUDA_CACHE_PATH`). candle loads a module at the first launch that needs it, which would be in
+//! the middle of a trial. Loading them from several threads does not help: the driver compiles one at a time
+//! (measured: 26.6 s for nine modules from nine threads, where the seven that a transformer needs take 18.1 s in turn).
 
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use candle_core::cuda_backend::{CudaDevice, kernels};
 use candle_core::{DType, Device, Tensor};
-use cudarc::driver::CudaContext;
 
 /// Loading takes longer than this only where the driver compiles.
 const COMPILING_AFTER: Duration = Duration::from_secs(1);
 
-/// The modules that training uses and one function of each, the slowest to compile first. Those for quantised weights
-/// and for sorting are left to whoever needs them.
-const MODULES: [(&kernels::Module, &str); 9] = [
+/// The modules that training uses and one function of each. Those for quantised weights, for sorting and for
+/// convolutions (which take long, and most models have none) are left to whoever needs them.
+const MODULES: [(&kernels::Module, &str); 8] = [
     (&kernels::BINARY, "badd_f32"),
     (&kernels::UNARY, "uneg_f32"),
     (&kernels::INDEXING, "is_u32_f32"),
-    (&kernels::CONV, "conv2d_f32"),
     (&kernels::REDUCE, "sum_f32"),
     (&kernels::CAST, "cast_f32_bf16"),
     (&kernels::TERNARY, "where_u32_f32"),
@@ -32,40 +30,22 @@ const MODULES: [(&kernels::Module, &str); 9] = [
 
 /// Loads candle's kernels, and starts cuBLAS.
 pub(super) fn load(device: &Device) -> candle_core::Result<()> {
-    let cuda = device.as_cuda_device()?;
-    if !cache_is_off() {
-        compile_in_parallel(cuda.cuda_stream().context());
-    }
-    load_into_candle(cuda)?;
-    start_cublas(device)
-}
-
-/// Whether the driver keeps nothing, so that compiling ahead would be compiling twice.
-fn cache_is_off() -> bool {
-    std::env::var_os("CUDA_CACHE_DISABLE").is_some_and(|value| value == "1")
-}
-
-/// Has the driver compile every module, each on a thread of its own. Failures come back when candle loads the module.
-fn compile_in_parallel(context: &Arc<CudaContext>) {
     let started = Instant::now();
-    let (busy, done) = mpsc::channel::<()>();
+    let (working, done) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        for (module, _) in &MODULES {
-            let busy = busy.clone();
-            scope.spawn(move || {
-                let loaded = context.load_module(module.ptx().into()).is_ok();
-                drop(busy);
-                loaded
-            });
-        }
-        drop(busy);
-        // Nothing is ever sent: the channel closes when the last thread is done.
-        if done.recv_timeout(COMPILING_AFTER) == Err(RecvTimeoutError::Timeout) {
-            tracing::info!("compiling kernels for this GPU, once per machine");
-            let _ = done.recv();
-            tracing::info!("kernels compiled in {:.1} s", started.elapsed().as_secs_f64());
-        }
-    });
+        scope.spawn(move || {
+            // Nothing is ever sent: the channel closes when the loading has ended.
+            if done.recv_timeout(COMPILING_AFTER) == Err(RecvTimeoutError::Timeout) {
+                tracing::info!("compiling kernels for this GPU, once per machine");
+                let _ = done.recv();
+                tracing::info!("kernels compiled in {:.1} s", started.elapsed().as_secs_f64());
+            }
+        });
+        let loaded = device.as_cuda_device().and_then(load_into_candle);
+        drop(working);
+        loaded
+    })?;
+    start_cublas(device)
 }
 
 fn load_into_candle(cuda: &CudaDevice) -> candle_core::Result<()> {

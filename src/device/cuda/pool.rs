@@ -19,7 +19,7 @@ use crate::units::MIB;
 
 /// The finest step of the search for the largest request: the driver maps physical memory in pages of this size.
 const PROBE_STEP_BYTES: u64 = 2 * MIB;
-/// The search is as fine as one part in this many of the range, so that it takes about ten requests.
+/// The search is as fine as one part in this many of the range.
 const PROBE_RESOLUTION: u64 = 1024;
 
 /// A pool's figures. The last two count since the last [`Pool::start_window`].
@@ -116,25 +116,33 @@ impl Pool {
     /// `upper_bytes`, or 2 MiB.
     ///
     /// What the requests made the pool reserve is handed back, and they do not go through the hook; they do raise the
-    /// pool's own marks, so start a new window afterwards. Takes tens of milliseconds.
+    /// pool's own marks, so start a new window afterwards. A request that is refused costs nothing, one that is met
+    /// has its pages mapped and unmapped, some 4 ms a GiB; and the answer is mostly close to `upper_bytes`. So the
+    /// search comes down from there in steps that double, and then goes back up between the last two.
     pub fn largest_satisfiable(&self, stream: &CudaStream, upper_bytes: u64) -> Result<u64, DriverError> {
         stream.synchronize()?;
         let keep_bytes = self.get(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
-        if upper_bytes == 0 || self.can_satisfy(stream, upper_bytes, keep_bytes)? {
+        let step_bytes = PROBE_STEP_BYTES.max(upper_bytes / PROBE_RESOLUTION);
+        let can = |short_bytes| self.can_satisfy(stream, upper_bytes - short_bytes, keep_bytes);
+        if upper_bytes == 0 || can(0)? {
             return Ok(upper_bytes);
         }
-        let step_bytes = PROBE_STEP_BYTES.max(upper_bytes / PROBE_RESOLUTION);
-        // Invariant: `fits` steps succeed, `fails` steps do not.
-        let (mut fits, mut fails) = (0, upper_bytes.div_ceil(step_bytes));
-        while fails - fits > 1 {
-            let middle = u64::midpoint(fits, fails);
-            if self.can_satisfy(stream, middle * step_bytes, keep_bytes)? {
+        // Invariant: a request that is `fails` short is refused; once the first loop ends, one that is `fits` short
+        // is met (or is of no bytes at all).
+        let (mut fails, mut fits) = (0, step_bytes.min(upper_bytes));
+        while fits < upper_bytes && !can(fits)? {
+            fails = fits;
+            fits = fits.saturating_mul(2).min(upper_bytes);
+        }
+        while fits - fails > step_bytes {
+            let middle = u64::midpoint(fails, fits);
+            if can(middle)? {
                 fits = middle;
             } else {
                 fails = middle;
             }
         }
-        Ok(fits * step_bytes)
+        Ok(upper_bytes - fits)
     }
 
     fn can_satisfy(&self, stream: &CudaStream, bytes: u64, keep_bytes: u64) -> Result<bool, DriverError> {
@@ -172,8 +180,10 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Neither can be answered for here. A failure means that the context is beyond use, and the process with it.
-        let _ = self.make_default_current();
+        // On a context that is beyond use nothing can be put right any more; the process has to go.
+        if self.context.synchronize().is_err() || self.make_default_current().is_err() {
+            return;
+        }
         // SAFETY: the handle is dropped with `self`. Blocks that still live keep the driver's side of the pool until
         // they are freed (cuMemPoolDestroy).
         let _ = unsafe { result::mem_pool::destroy(self.handle) };
