@@ -35,6 +35,13 @@ pub(crate) struct Child {
     text: String,
 }
 
+impl Child {
+    /// All that it said.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+}
+
 /// Runs one ignored test of this binary in a process of its own, for 20 s at most.
 pub(crate) fn child(test: &str, environment: &[(&str, &str)]) -> Child {
     let log = tempfile::NamedTempFile::new().expect("a temporary file");
@@ -59,8 +66,9 @@ pub(crate) fn child(test: &str, environment: &[(&str, &str)]) -> Child {
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    let text = std::fs::read(log.path()).map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default();
-    Child { success, text: format!("{text}(after {:.1} s)", started.elapsed().as_secs_f64()) }
+    let said = std::fs::read(log.path()).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    Child { success, text: format!("{said}(after {:.1} s)", started.elapsed().as_secs_f64()) }
 }
 
 /// Fails with the child's own words if it failed, or ran no test.

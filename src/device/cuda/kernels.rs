@@ -3,8 +3,9 @@
 //! candle ships its kernels as PTX, which the driver compiles for the GPU at hand when a module is first loaded:
 //! about 19 s for what a training step needs, once per machine, because the driver keeps the result in
 //! `~/.nv/ComputeCache` (`CUDA_CACHE_PATH`). candle loads a module at the first launch that needs it, which would be in
-//! the middle of a trial. Loading them from several threads does not help: the driver compiles one at a time
-//! (measured: 26.6 s for nine modules from nine threads, where the seven that a transformer needs take 18.1 s in turn).
+//! the middle of a trial. Loading them from several threads does not help: the driver compiles one at a time in a
+//! process (16 cores and an H200: 26.6 s for nine modules from nine threads, where the seven that a transformer needs
+//! took 18.1 s in turn). Nine processes would need as long as the slowest module, BINARY, with 10.7 s.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};

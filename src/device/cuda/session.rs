@@ -36,6 +36,9 @@ const SELF_CHECK_BYTES: usize = 3 * 1024 * 1024 + 7;
 
 /// An open CUDA device: candle's, on our pool, behind our hook.
 ///
+/// After a [`StepError::Device`] its process is of no further use, and must be left by the shortest way (killed, or
+/// `abort`): the driver's own clean-up may hang in it.
+///
 /// It stays on its thread. candle launches everything on the calling thread's default stream, so a tensor made on
 /// another thread belongs to another stream; and cudarc's own bookkeeping of streams, which makes two events for every
 /// allocation, is off (see [`open`](Self::open)).
@@ -381,7 +384,11 @@ impl Drop for CudaSession {
     fn drop(&mut self) {
         hook::stop_recording();
         // The pool must not go while work on its blocks is pending.
-        let _ = self.stream.synchronize();
+        if self.stream.synchronize().is_err() {
+            // In a context that is beyond use the driver's clean-up hangs (seen after a failed assertion of a kernel,
+            // H200, driver 580.159). One reference that is never dropped keeps it from being tried.
+            std::mem::forget((self.candle.clone(), Arc::clone(&self.context)));
+        }
     }
 }
 
