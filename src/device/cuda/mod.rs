@@ -15,6 +15,7 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::{AllocatorKind, DeviceChoice, DeviceError, DeviceSession, LimitSpec};
 
+mod card;
 mod claim;
 mod classify;
 pub mod hook;

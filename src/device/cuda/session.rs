@@ -1,36 +1,29 @@
 //! A CUDA device open for tuning.
 
-use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use candle_core::Device;
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
+use super::card::Card;
 use super::claim::Claim;
 use super::classify::{self, Cause};
-use super::limit::{self, CardMemory};
+use super::limit;
 use super::pool::{Pool, PoolFigures};
 use super::shadow::Shadow;
-use super::{context, current_pool, driver_error, driver_version, hook, kernels, release};
-use crate::device::nvml::{CardId, Monitor};
+use super::{context, current_pool, driver_error, hook, kernels};
 use crate::device::{
     AllocatorKind, DeviceChoice, DeviceError, DeviceFacts, DeviceSession, EventSink, LargestRequest, LimitSpec,
     MemorySample, Phase, PoolState, StepError, facts,
 };
 use crate::memory::{Mark, OutOfMemory, Rates};
-use crate::units::{Bytes, GIB, MIB};
+use crate::units::{Bytes, MIB};
 
 /// The most events between two steps that are kept: 128 MiB of them, some hundred steps of a large model.
 const RECORDING_EVENTS: usize = 1 << 22;
 /// A device is as clean as before while it holds no more than this.
 const BASELINE_BYTES: u64 = 8 * MIB;
-/// What kernels and workspaces loaded later may take from the room for tensors before somebody else is suspected.
-const ROOM_SLACK_BYTES: u64 = GIB / 4;
-/// How long a process that ended just now may take to give its memory back.
-const ROOM_DEADLINE: Duration = Duration::from_secs(5);
-const ROOM_POLL: Duration = Duration::from_millis(50);
 /// The size of the self-check's block: nothing that a pool would round to.
 const SELF_CHECK_BYTES: usize = 3 * 1024 * 1024 + 7;
 
@@ -55,14 +48,6 @@ pub struct CudaSession {
     _claim: Claim,
 }
 
-/// What NVML knows of the card, where it can be had.
-struct Card {
-    monitor: Option<Monitor>,
-    uuid: String,
-    /// What this process uses outside its pool.
-    own_bytes: u64,
-}
-
 impl CudaSession {
     /// Opens the device with CUDA's index `ordinal`.
     ///
@@ -71,7 +56,6 @@ impl CudaSession {
         let device = DeviceChoice::Cuda(ordinal);
         let claim = Claim::session(ordinal)?;
         let context = context(ordinal)?;
-        let monitor = Monitor::open().inspect_err(|error| tracing::debug!(?error, "no NVML")).ok();
         let candle = Device::new_cuda(ordinal).map_err(|source| open_error(device, source))?;
         let cuda = candle.as_cuda_device().map_err(|source| open_error(device, source))?;
         // SAFETY: cudarc's events order the uses of a slice across several streams. Here all work is launched, and
@@ -82,19 +66,19 @@ impl CudaSession {
         unsafe { cuda.disable_event_tracking() };
         let stream = cuda.cuda_stream();
         kernels::load(&candle).map_err(|source| open_error(device, source))?;
-        let uuid = uuid(&context)?;
-        let memory = wait_for_limit(&context, limit)?;
+        let card = Card::new(Arc::clone(&context))?;
+        let memory = card.wait_for_limit(limit)?;
         let limit_bytes = limit::resolve(limit, memory);
         limit::check(limit_bytes, memory)?;
         let shadow = Shadow::start(allocator, limit_bytes)?;
         let pool = current_pool(Arc::clone(&context), limit_bytes)?;
         self_check(&stream, &pool)?;
-        let memory = card_memory(&context)?;
+        let memory = card.memory()?;
         let facts = DeviceFacts {
             device: device.to_string(),
             name: context.name().map_err(driver_error("ask for the card's name"))?,
-            uuid: Some(uuid.clone()),
-            driver: Some(driver(monitor.as_ref())?),
+            uuid: Some(card.uuid().to_owned()),
+            driver: Some(card.driver()?),
             total_bytes: memory.total_bytes,
             free_bytes: memory.free_bytes,
             external_bytes: memory.external_bytes(),
@@ -103,7 +87,6 @@ impl CudaSession {
             cpus: facts::cpus(Path::new("/")),
             hostname: facts::hostname(Path::new("/")),
         };
-        let card = Card { own_bytes: own_bytes(monitor.as_ref(), &uuid, memory), monitor, uuid };
         let mut session = Self {
             candle,
             stream,
@@ -212,44 +195,9 @@ impl CudaSession {
     }
 
     fn refresh_external(&mut self) {
-        if let Ok(memory) = card_memory(&self.context) {
+        if let Ok(memory) = self.card.memory() {
             self.facts.external_bytes = memory.external_bytes().saturating_sub(self.figures().reserved_bytes);
         }
-    }
-
-    /// Waits until the card has room for C again: a worker that was ended just now may still be giving its memory
-    /// back. Past the deadline, names who holds it.
-    fn wait_for_room(&self) -> Result<(), StepError> {
-        let started = Instant::now();
-        loop {
-            let memory = card_memory(&self.context).map_err(|error| StepError::Device(error.to_string()))?;
-            let room_bytes = memory.free_bytes.saturating_add(self.figures().reserved_bytes);
-            if room_bytes.saturating_add(ROOM_SLACK_BYTES) >= self.facts.limit_bytes {
-                return Ok(());
-            }
-            if started.elapsed() >= ROOM_DEADLINE {
-                let (room, limit) = (Bytes(room_bytes), Bytes(self.facts.limit_bytes));
-                let others = self.others();
-                return Err(StepError::Device(format!("{room} are left on the card for a limit of {limit}{others}")));
-            }
-            std::thread::sleep(ROOM_POLL);
-        }
-    }
-
-    /// `: python (process 4242) holds 12.0 GiB, …`, as far as NVML tells.
-    fn others(&self) -> String {
-        let own_bytes = self.card.own_bytes.saturating_add(self.figures().reserved_bytes);
-        let others = self
-            .card
-            .monitor
-            .as_ref()
-            .and_then(|monitor| monitor.others(CardId::Uuid(&self.card.uuid), own_bytes).ok())
-            .unwrap_or_default();
-        let mut text = String::new();
-        for (index, process) in others.iter().take(8).enumerate() {
-            let _ = write!(text, "{} {process}", if index == 0 { ":" } else { "," });
-        }
-        text
     }
 }
 
@@ -270,7 +218,7 @@ impl DeviceSession for CudaSession {
             let live = Bytes(live_bytes);
             return Err(StepError::Device(format!("{live} of tensors are left over from before the trial")));
         }
-        self.wait_for_room()?;
+        self.card.wait_for_room(self.facts.limit_bytes, self.figures().reserved_bytes).map_err(StepError::Device)?;
         self.refresh_external();
         if let Some(shadow) = &self.shadow {
             shadow.begin().map_err(|error| StepError::Device(error.to_string()))?;
@@ -409,52 +357,6 @@ fn self_check(stream: &Arc<CudaStream>, pool: &Pool) -> Result<(), DeviceError> 
         return Err(DeviceError::PoolNotUsed);
     }
     Ok(())
-}
-
-/// The card's memory. What a process that has just ended still holds may hide some of it: where the limit does not fit
-/// yet, it is given a few seconds.
-fn wait_for_limit(context: &CudaContext, spec: LimitSpec) -> Result<CardMemory, DeviceError> {
-    let started = Instant::now();
-    loop {
-        let memory = card_memory(context)?;
-        let fits = limit::check(limit::resolve(spec, memory), memory).is_ok();
-        if fits || started.elapsed() >= ROOM_DEADLINE || limit::resolve(spec, memory) > memory.total_bytes {
-            return Ok(memory);
-        }
-        std::thread::sleep(ROOM_POLL);
-    }
-}
-
-fn card_memory(context: &CudaContext) -> Result<CardMemory, DeviceError> {
-    let (free, total) = context.mem_get_info().map_err(driver_error("read the card's memory"))?;
-    Ok(CardMemory { total_bytes: total as u64, free_bytes: free as u64 })
-}
-
-/// What this process uses outside its pool, as far as can be told: all that is used, less what the others say.
-fn own_bytes(monitor: Option<&Monitor>, uuid: &str, memory: CardMemory) -> u64 {
-    let others = monitor.and_then(|monitor| monitor.others(CardId::Uuid(uuid), u64::MAX).ok()).unwrap_or_default();
-    let others_bytes = others.iter().filter_map(|process| process.bytes).fold(0, u64::saturating_add);
-    memory.external_bytes().saturating_sub(others_bytes)
-}
-
-/// `580.159.03, CUDA 13.0`
-fn driver(monitor: Option<&Monitor>) -> Result<String, DeviceError> {
-    let cuda = release(driver_version().map_err(driver_error("ask for the driver's version"))?);
-    Ok(match monitor.and_then(|monitor| monitor.driver_version().ok()) {
-        Some(version) => format!("{version}, CUDA {cuda}"),
-        None => format!("CUDA {cuda}"),
-    })
-}
-
-/// The card's UUID in NVML's form, `GPU-` and five groups of hexadecimal digits.
-fn uuid(context: &CudaContext) -> Result<String, DeviceError> {
-    let bytes = context.uuid().map_err(driver_error("ask for the card's UUID"))?.bytes;
-    let mut text = "GPU".to_owned();
-    for (index, byte) in bytes.iter().enumerate() {
-        let dash = if matches!(index, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
-        let _ = write!(text, "{dash}{:02x}", byte.cast_unsigned());
-    }
-    Ok(text)
 }
 
 fn open_error(device: DeviceChoice, source: candle_core::Error) -> DeviceError {
