@@ -1,2 +1,7 @@
-//! tune.
-fn main() {}
+//! The `tune` command with the model families that come with batchtune.
+
+batchtune::declare_allocator!();
+
+fn main() -> std::process::ExitCode {
+    batchtune::main(batchtune::Registry::builtin())
+}

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::data::DataSpec;
 use crate::device::DeviceChoice;
@@ -62,6 +64,37 @@ impl Plan {
             allocator: self.memory.allocator,
             seed: self.seed,
         }
+    }
+
+    /// The SHA-256, in hexadecimal, of the plan's canonical JSON without its budget: two runs with the same one search
+    /// the same space, so the later may resume the earlier. Output and progress are no part of a plan.
+    pub fn sha256(&self) -> String {
+        // Every field of a plan has a JSON form (paths are UTF-8 by resolution); a null would still hash.
+        let mut plan = serde_json::to_value(self).unwrap_or_default();
+        if let Some(fields) = plan.as_object_mut() {
+            fields.remove("budget");
+        }
+        format!("{:x}", Sha256::digest(canonical_json(&plan)))
+    }
+}
+
+/// JSON without white space and with sorted keys, whatever order the map type keeps.
+fn canonical_json(value: &Value) -> String {
+    match value {
+        Value::Object(fields) => {
+            let mut fields: Vec<_> = fields.iter().collect();
+            fields.sort_by_key(|(name, _)| *name);
+            let fields: Vec<String> = fields
+                .into_iter()
+                .map(|(name, value)| format!("{}:{}", Value::from(name.as_str()), canonical_json(value)))
+                .collect();
+            format!("{{{}}}", fields.join(","))
+        }
+        Value::Array(elements) => {
+            let elements: Vec<String> = elements.iter().map(canonical_json).collect();
+            format!("[{}]", elements.join(","))
+        }
+        scalar => scalar.to_string(),
     }
 }
 

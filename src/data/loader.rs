@@ -1,8 +1,26 @@
-//! The loader (to come).
+//! Endless batches, loaded by worker threads ahead of the training thread.
+//!
+//! Batch `n` is made by worker `n mod workers`, and each worker answers in the order it was asked. So the batches and
+//! their order depend on the seed alone, whatever the number of workers, and no batch waits in a buffer for an earlier
+//! one. As in PyTorch's `DataLoader`, `prefetch_depth` counts batches per worker: as many requests as
+//! `workers × prefetch_depth` are out, and a new one is sent when a batch is handed over. That bounds the memory to
+//! [`LoaderConfig::batches_in_memory`]. With a depth of 0 a request is sent when the batch is asked for.
+//!
+//! A sample that fails, or a dataset that panics, is an error of the batch it belongs to, and of no other: asking on
+//! gives the batches after it. Dropping the loader stops its threads between two samples and waits for them.
 
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 
-use super::{DataError, Dataset, HostBatch};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::order::Order;
+use super::{DataError, Dataset, HostBatch, collate};
 
 /// How to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,18 +35,183 @@ pub struct LoaderConfig {
     pub seed: u64,
 }
 
+impl LoaderConfig {
+    /// The most batches in host memory at a time, the one in use included.
+    pub fn batches_in_memory(&self) -> usize {
+        self.workers.saturating_mul(self.prefetch_depth).saturating_add(1)
+    }
+}
+
 /// Endless batches in an order that depends on the seed alone, not on the number of workers.
-#[derive(Debug)]
-pub struct Loader;
+pub struct Loader {
+    order: Order,
+    source: Source,
+    /// Batches requested so far.
+    requested: u64,
+    /// Batches handed over so far, those that failed included.
+    delivered: u64,
+    /// Requests that are sent ahead.
+    ahead: u64,
+}
+
+/// Who makes the batches.
+enum Source {
+    /// The caller of `next_batch`.
+    Caller(Arc<dyn Dataset>),
+    /// Threads.
+    Pool(Pool),
+    /// Nobody: a thread could not be started.
+    Failed { worker: usize, workers: usize, kind: io::ErrorKind },
+}
 
 impl Loader {
-    /// Starts the threads.
-    pub fn start(_dataset: Arc<dyn Dataset>, _config: LoaderConfig) -> Self {
-        Self
+    /// Starts the threads. If the system refuses one, the first batch is the error that says so.
+    pub fn start(dataset: Arc<dyn Dataset>, config: LoaderConfig) -> Self {
+        let order = Order::new(dataset.len(), config.batch_size, config.seed);
+        let source = match config.workers {
+            0 => Source::Caller(dataset),
+            workers => match Pool::start(&dataset, workers) {
+                Ok(pool) => Source::Pool(pool),
+                Err((worker, error)) => Source::Failed { worker, workers, kind: error.kind() },
+            },
+        };
+        let ahead = config.workers.saturating_mul(config.prefetch_depth) as u64;
+        let mut loader = Self { order, source, requested: 0, delivered: 0, ahead };
+        loader.request();
+        loader
     }
 
     /// The next batch; blocks until it is ready.
     pub fn next_batch(&mut self) -> Result<HostBatch, DataError> {
-        unimplemented!()
+        let number = self.delivered;
+        self.delivered += 1;
+        let batch = match &self.source {
+            Source::Caller(dataset) => make(dataset.as_ref(), &self.order.batch(number), &|| false),
+            Source::Pool(pool) => {
+                if self.requested <= number {
+                    pool.request(number, self.order.batch(number));
+                    self.requested = number + 1;
+                }
+                pool.receive(number)
+            }
+            Source::Failed { worker, workers, kind } => {
+                let source = io::Error::from(*kind);
+                Err(DataError::WorkerNotStarted { worker: *worker, workers: *workers, source })
+            }
+        };
+        self.request();
+        batch
+    }
+
+    /// Sends requests up to the depth.
+    fn request(&mut self) {
+        let Source::Pool(pool) = &self.source else { return };
+        while self.requested < self.delivered.saturating_add(self.ahead) {
+            pool.request(self.requested, self.order.batch(self.requested));
+            self.requested += 1;
+        }
     }
 }
+
+impl fmt::Debug for Loader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loader").field("order", &self.order).field("delivered", &self.delivered).finish_non_exhaustive()
+    }
+}
+
+/// The worker threads.
+struct Pool {
+    workers: Vec<Worker>,
+    stop: Arc<AtomicBool>,
+}
+
+/// One worker thread, seen from outside.
+struct Worker {
+    /// `None` once the pool is being dropped: a thread leaves when nobody can ask it any more.
+    requests: Option<Sender<Vec<usize>>>,
+    batches: Receiver<Result<HostBatch, DataError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// Starts all threads, or none and says which failed.
+    fn start(dataset: &Arc<dyn Dataset>, workers: usize) -> Result<Self, (usize, io::Error)> {
+        let mut pool = Self { workers: Vec::new(), stop: Arc::new(AtomicBool::new(false)) };
+        for number in 1..=workers {
+            let worker = Worker::start(dataset, &pool.stop, number).map_err(|error| (number, error))?;
+            pool.workers.push(worker);
+        }
+        Ok(pool)
+    }
+
+    fn worker(&self, number: u64) -> Option<&Worker> {
+        let index = number.checked_rem(self.workers.len() as u64)?;
+        self.workers.get(index as usize)
+    }
+
+    /// Asks for a batch. Never blocks: at most `prefetch_depth` requests are out for each worker.
+    fn request(&self, number: u64, indices: Vec<usize>) {
+        if let Some(requests) = self.worker(number).and_then(|worker| worker.requests.as_ref()) {
+            // A worker that is gone is found when its batch is waited for.
+            let _ = requests.send(indices);
+        }
+    }
+
+    fn receive(&self, number: u64) -> Result<HostBatch, DataError> {
+        let answer = self.worker(number).and_then(|worker| worker.batches.recv().ok());
+        answer.unwrap_or(Err(DataError::WorkerEnded))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for worker in &mut self.workers {
+            worker.requests = None;
+        }
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take() {
+                // A panic was already caught and reported with its batch.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Worker {
+    fn start(dataset: &Arc<dyn Dataset>, stop: &Arc<AtomicBool>, number: usize) -> io::Result<Self> {
+        // What is out is bounded by the requests, so neither side ever waits to send.
+        let (requests, asked) = unbounded::<Vec<usize>>();
+        let (made, batches) = unbounded();
+        let (dataset, stop) = (Arc::clone(dataset), Arc::clone(stop));
+        let thread = thread::Builder::new().name(format!("loader-{number}")).spawn(move || {
+            let stopped = || stop.load(Ordering::Relaxed);
+            for indices in asked {
+                if stopped() || made.send(make(dataset.as_ref(), &indices, &stopped)).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { requests: Some(requests), batches, thread: Some(thread) })
+    }
+}
+
+/// Makes a batch; a panic of the dataset becomes its error.
+fn make(dataset: &dyn Dataset, indices: &[usize], stop: &dyn Fn() -> bool) -> Result<HostBatch, DataError> {
+    // Whatever state a dataset of somebody's own leaves behind, it is asked for single samples and for nothing else.
+    match catch_unwind(AssertUnwindSafe(|| collate::load(dataset, indices, stop))) {
+        Ok(Ok(Some(batch))) => Ok(batch),
+        // Only the drop of the pool stops a load, and then nobody receives this.
+        Ok(Ok(None)) => Err(DataError::WorkerEnded),
+        Ok(Err(error)) => Err(error),
+        Err(panic) => Err(DataError::WorkerPanicked(panic_message(panic.as_ref()))),
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("it gave no reason").to_owned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,22 +1,29 @@
 //! The data room: datasets, and a loader with workers and prefetch.
 //!
 //! A [`Dataset`] is a length and one sample by index. The [`loader`] collates samples into [`HostBatch`]es on worker
-//! threads, in an order that depends on the seed alone. The training thread turns a host batch into a [`Batch`] of
-//! tensors on its device.
+//! threads, in an [`order`] that depends on the seed alone. The training thread turns a host batch into a [`Batch`] of
+//! tensors on its device. Samples for the evaluation pass are kept apart: see [`held_out`].
 //!
 //! # To add a dataset
 //! Create `data/<kind>.rs` with a type that implements [`Dataset`], add one variant to [`SourceKind`] and one line
 //! to [`open`].
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
+mod collate;
+mod error;
+pub mod held_out;
 pub mod loader;
+pub mod order;
 pub mod synthetic;
 pub mod text;
+
+pub use error::DataError;
 
 /// Where samples come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
@@ -33,6 +40,19 @@ pub enum SourceKind {
     ImageFolder,
     /// CIFAR-10's binary files.
     Cifar10,
+}
+
+impl fmt::Display for SourceKind {
+    /// As the configuration writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Synthetic => "synthetic",
+            Self::Text => "text",
+            Self::Tokens => "tokens",
+            Self::ImageFolder => "image_folder",
+            Self::Cifar10 => "cifar10",
+        })
+    }
 }
 
 /// How long samples are.
@@ -169,9 +189,17 @@ pub struct Batch {
 }
 
 /// A source of samples. Shared by the loader's workers.
+///
+/// Indices from 0 to [`len`](Self::len) are the training samples; [`held_out_len`](Self::held_out_len) more follow,
+/// which training never sees.
 pub trait Dataset: Send + Sync {
     /// Samples in one epoch; never 0.
     fn len(&self) -> usize;
+
+    /// Samples kept back for evaluation.
+    fn held_out_len(&self) -> usize {
+        0
+    }
 
     /// Whether it has no samples (a dataset without any refuses to open).
     fn is_empty(&self) -> bool {
@@ -190,8 +218,9 @@ pub trait Dataset: Send + Sync {
 
 /// Opens the dataset of a specification, made to fit what the model takes.
 pub fn open(spec: &DataSpec, input: &InputSpec, seed: u64) -> Result<Arc<dyn Dataset>, DataError> {
+    let input = &with_length(input, spec.sequence_length)?;
     match spec.source {
-        SourceKind::Synthetic => Ok(Arc::new(synthetic::Synthetic::new(input.clone(), seed))),
+        SourceKind::Synthetic => Ok(Arc::new(synthetic::Synthetic::new(input, seed)?)),
         SourceKind::Text => Ok(Arc::new(text::Text::open(spec.path.as_deref(), input)?)),
         kind @ (SourceKind::Tokens | SourceKind::ImageFolder | SourceKind::Cifar10) => {
             Err(DataError::NotSupported(kind))
@@ -199,57 +228,61 @@ pub fn open(spec: &DataSpec, input: &InputSpec, seed: u64) -> Result<Arc<dyn Dat
     }
 }
 
-/// Why data cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum DataError {
-    /// The kind is not built yet.
-    #[error("`data.source: {0:?}` is not supported yet")]
-    NotSupported(SourceKind),
-    /// The kind needs a path.
-    #[error("`data.path` is missing (hint: name a file or a folder)")]
-    PathMissing,
-    /// A file or folder cannot be read.
-    #[error("cannot read `{}`", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: std::io::Error,
-    },
-    /// There is too little in it.
-    #[error("`{}` holds {found}, and one sample needs {needed} (hint: a shorter `sequence_length` or more text)", path.display())]
-    TooSmall {
-        /// Which.
-        path: PathBuf,
-        /// Tokens found.
-        found: usize,
-        /// Tokens needed.
-        needed: usize,
-    },
-    /// The model cannot take this kind of data.
-    #[error("`data.source: {source_kind}` gives {gives}, and the model takes {takes}")]
-    Mismatch {
-        /// The kind of source.
-        source_kind: &'static str,
-        /// What it gives.
-        gives: &'static str,
-        /// What the model takes.
-        takes: &'static str,
-    },
-    /// A token the model does not know.
-    #[error("`{}` holds token {token} at offset {offset}, beyond the vocabulary of {vocabulary_size}", path.display())]
-    TokenOutOfVocabulary {
-        /// Which file.
-        path: PathBuf,
-        /// Where.
-        offset: u64,
-        /// What.
-        token: u32,
-        /// The model's vocabulary.
-        vocabulary_size: usize,
-    },
-    /// A loader worker panicked.
-    #[error("a loader worker panicked: {0}")]
-    WorkerPanicked(String),
+/// What the model takes, at the length that the data asks for.
+fn with_length(input: &InputSpec, length: Option<LengthSpec>) -> Result<InputSpec, DataError> {
+    match (input, length) {
+        (InputSpec::Tokens { vocabulary_size, sequence_length }, Some(LengthSpec::Fixed(length))) => {
+            if length > *sequence_length {
+                return Err(DataError::SequenceTooLong { length, limit: *sequence_length });
+            }
+            Ok(InputSpec::Tokens { vocabulary_size: *vocabulary_size, sequence_length: length })
+        }
+        (_, Some(LengthSpec::Range { .. })) => Err(DataError::LengthsNotSupported),
+        (input, _) => Ok(input.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(sequence_length: Option<LengthSpec>) -> DataSpec {
+        DataSpec { source: SourceKind::Synthetic, path: None, sequence_length }
+    }
+
+    const INPUT: InputSpec = InputSpec::Tokens { vocabulary_size: 10, sequence_length: 8 };
+
+    #[test]
+    fn the_data_may_ask_for_shorter_samples_than_the_model_takes() {
+        let shape = |length| open(&spec(length), &INPUT, 0).map(|dataset| dataset.input_shape());
+        assert_eq!(shape(None).unwrap(), [8]);
+        assert_eq!(shape(Some(LengthSpec::Fixed(5))).unwrap(), [5]);
+        let error = shape(Some(LengthSpec::Fixed(9)));
+        assert!(matches!(error, Err(DataError::SequenceTooLong { length: 9, limit: 8 })));
+        assert!(shape(Some(LengthSpec::Fixed(0))).is_err());
+    }
+
+    #[test]
+    fn what_is_not_built_yet_says_so() {
+        for source in [SourceKind::Tokens, SourceKind::ImageFolder, SourceKind::Cifar10] {
+            let error = open(&DataSpec { source, ..spec(None) }, &INPUT, 0).err().map(|error| error.to_string());
+            assert!(error.is_some_and(|error| error.contains("not supported yet")));
+        }
+        let range = LengthSpec::Range { min: 1, max: 8, distribution: LengthDistribution::Uniform };
+        assert!(matches!(open(&spec(Some(range)), &INPUT, 0), Err(DataError::LengthsNotSupported)));
+    }
+
+    #[test]
+    fn a_batch_reaches_the_device_as_it_is() {
+        let batch = HostBatch {
+            input: HostValues::F32(vec![1.0, 2.0]),
+            input_shape: vec![2, 1],
+            target: HostValues::U32(vec![3, 4]),
+            target_shape: vec![2],
+            samples: 2,
+        };
+        let moved = batch.to_device(&Device::Cpu).unwrap();
+        assert_eq!(moved.input.to_vec2::<f32>().unwrap(), [[1.0], [2.0]]);
+        assert_eq!(moved.target.to_vec1::<u32>().unwrap(), [3, 4]);
+    }
 }

@@ -1,27 +1,194 @@
-//! Synthetic (to come).
+//! Seeded random samples of the right shape, made on the fly.
+//!
+//! They are not noise: a model can learn them, so a loss that does not fall on them means that something is wrong.
+//! Token sequences walk through one short pattern, from a random place on, with a share of random tokens between.
+//! Features are drawn around a mean of their class.
 
-use super::{DataError, Dataset, InputSpec, Sample};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
-/// To come.
-#[derive(Debug)]
-pub struct Synthetic;
+use super::order::mix;
+use super::{DataError, Dataset, HostValues, InputSpec, Sample};
+
+/// Samples of one epoch.
+const TRAINING_SAMPLES: usize = 1 << 16;
+/// Samples that training never sees.
+const HELD_OUT_SAMPLES: usize = 1 << 12;
+/// Tokens of the pattern.
+const PATTERN_LENGTH: usize = 16;
+/// Share of tokens that are drawn from the whole vocabulary instead.
+const NOISE: f64 = 0.1;
+/// Distance of a class's mean from zero in each feature; the noise around it has deviation 1.
+const CLASS_MEAN: f32 = 0.5;
+
+/// A dataset without files.
+#[derive(Clone, Debug)]
+pub struct Synthetic {
+    kind: Kind,
+    seed: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Tokens { pattern: Vec<u32>, vocabulary_size: u32, length: usize },
+    Features { shape: Vec<usize>, values: usize, classes: u32 },
+}
+
 impl Synthetic {
-    /// New.
-    pub fn new(_input: InputSpec, _seed: u64) -> Self {
-        Self
+    /// Samples for a model that takes `input`.
+    pub fn new(input: &InputSpec, seed: u64) -> Result<Self, DataError> {
+        let invalid = |reason| DataError::InvalidInput { reason };
+        let choices = |count: usize| u32::try_from(count).ok().filter(|count| *count > 0);
+        let kind = match input {
+            InputSpec::Tokens { vocabulary_size, sequence_length } => {
+                let vocabulary_size =
+                    choices(*vocabulary_size).ok_or(invalid("a vocabulary has between 1 and 4294967295 tokens"))?;
+                if *sequence_length == 0 {
+                    return Err(invalid("a sample has at least one token"));
+                }
+                let mut rng = StdRng::seed_from_u64(mix(seed, u64::MAX));
+                let pattern = (0..PATTERN_LENGTH).map(|_| rng.random_range(0..vocabulary_size)).collect();
+                Kind::Tokens { pattern, vocabulary_size, length: *sequence_length }
+            }
+            InputSpec::Features { shape, classes } => {
+                let values = shape.iter().try_fold(1_usize, |count, size| count.checked_mul(*size));
+                let values =
+                    values.filter(|count| *count > 0).ok_or(invalid("a sample's shape is empty or too large"))?;
+                let classes = choices(*classes).ok_or(invalid("there are between 1 and 4294967295 classes"))?;
+                Kind::Features { shape: shape.clone(), values, classes }
+            }
+        };
+        Ok(Self { kind, seed })
     }
 }
+
 impl Dataset for Synthetic {
     fn len(&self) -> usize {
-        1
+        TRAINING_SAMPLES
     }
-    fn sample(&self, _index: usize) -> Result<Sample, DataError> {
-        unimplemented!()
+
+    fn held_out_len(&self) -> usize {
+        HELD_OUT_SAMPLES
     }
+
+    fn sample(&self, index: usize) -> Result<Sample, DataError> {
+        let mut rng = StdRng::seed_from_u64(mix(self.seed, index as u64));
+        Ok(match &self.kind {
+            Kind::Tokens { pattern, vocabulary_size, length } => {
+                let start = rng.random_range(0..PATTERN_LENGTH);
+                let walk = pattern.iter().cycle().skip(start);
+                let mut tokens: Vec<u32> = walk
+                    .take(length.saturating_add(1))
+                    .map(|token| if rng.random_bool(NOISE) { rng.random_range(0..*vocabulary_size) } else { *token })
+                    .collect();
+                let target = tokens.iter().skip(1).copied().collect();
+                tokens.truncate(*length);
+                Sample { input: HostValues::U32(tokens), target: HostValues::U32(target) }
+            }
+            Kind::Features { values, classes, .. } => {
+                let class = rng.random_range(0..*classes);
+                let mut means = StdRng::seed_from_u64(mix(self.seed, (1 << 63) | u64::from(class)));
+                let features = (0..*values).map(|_| {
+                    let mean = if means.random_bool(0.5) { CLASS_MEAN } else { -CLASS_MEAN };
+                    mean + standard_normal(&mut rng)
+                });
+                Sample { input: HostValues::F32(features.collect()), target: HostValues::U32(vec![class]) }
+            }
+        })
+    }
+
     fn input_shape(&self) -> Vec<usize> {
-        vec![]
+        match &self.kind {
+            Kind::Tokens { length, .. } => vec![*length],
+            Kind::Features { shape, .. } => shape.clone(),
+        }
     }
+
     fn target_shape(&self) -> Vec<usize> {
-        vec![]
+        match &self.kind {
+            Kind::Tokens { length, .. } => vec![*length],
+            Kind::Features { .. } => Vec::new(),
+        }
+    }
+}
+
+/// One draw by the Box-Muller transform.
+fn standard_normal(rng: &mut StdRng) -> f32 {
+    let radius = (-2.0 * (1.0 - rng.random::<f32>()).ln()).sqrt();
+    radius * (std::f32::consts::TAU * rng.random::<f32>()).cos()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(seed: u64) -> Synthetic {
+        Synthetic::new(&InputSpec::Tokens { vocabulary_size: 100, sequence_length: 400 }, seed).unwrap()
+    }
+
+    fn u32s(values: HostValues) -> Vec<u32> {
+        match values {
+            HostValues::U32(values) => values,
+            HostValues::F32(values) => panic!("{values:?}"),
+        }
+    }
+
+    #[test]
+    fn a_sample_depends_on_seed_and_index_alone() {
+        assert_eq!(tokens(1).sample(5).unwrap(), tokens(1).sample(5).unwrap());
+        assert_ne!(tokens(1).sample(5).unwrap(), tokens(1).sample(6).unwrap());
+        assert_ne!(tokens(1).sample(5).unwrap(), tokens(2).sample(5).unwrap());
+    }
+
+    #[test]
+    fn targets_are_the_inputs_shifted_by_one() {
+        let sample = tokens(1).sample(0).unwrap();
+        let (input, target) = (u32s(sample.input), u32s(sample.target));
+        assert_eq!((input.len(), target.len()), (400, 400));
+        assert_eq!(input[1..], target[..399]);
+        let one = Synthetic::new(&InputSpec::Tokens { vocabulary_size: 1, sequence_length: 1 }, 0).unwrap();
+        assert_eq!(u32s(one.sample(0).unwrap().input), [0]);
+    }
+
+    #[test]
+    fn most_tokens_repeat_with_the_period_of_the_pattern() {
+        let input = u32s(tokens(1).sample(3).unwrap().input);
+        let repeats = input.iter().zip(&input[PATTERN_LENGTH..]).filter(|(token, later)| token == later).count();
+        let share = repeats as f64 / (input.len() - PATTERN_LENGTH) as f64;
+        assert!((0.7..0.95).contains(&share), "{share}");
+        assert!(input.iter().all(|token| *token < 100));
+    }
+
+    #[test]
+    fn features_lie_around_the_mean_of_their_class() {
+        let input = InputSpec::Features { shape: vec![3, 8, 8], classes: 2 };
+        let dataset = Synthetic::new(&input, 4).unwrap();
+        let samples: Vec<(Vec<f32>, u32)> = (0..40)
+            .map(|index| {
+                let sample = dataset.sample(index).unwrap();
+                let HostValues::F32(features) = sample.input else { panic!("features are floats") };
+                (features, u32s(sample.target)[0])
+            })
+            .collect();
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>() / a.len() as f32;
+        let (first, class) = &samples[0];
+        let similarity = |same: bool| {
+            let others = samples[1..].iter().filter(|(_, other)| (other == class) == same);
+            let dots: Vec<f32> = others.map(|(other, _)| dot(first, other)).collect();
+            dots.iter().sum::<f32>() / dots.len() as f32
+        };
+        assert_eq!(first.len(), 192);
+        assert!(similarity(true) > similarity(false) + 0.1, "{} {}", similarity(true), similarity(false));
+        assert!(dataset.target_shape().is_empty());
+    }
+
+    #[test]
+    fn a_shape_without_values_is_refused() {
+        let refused = |input: InputSpec| Synthetic::new(&input, 0).unwrap_err().to_string();
+        refused(InputSpec::Tokens { vocabulary_size: 0, sequence_length: 4 });
+        refused(InputSpec::Tokens { vocabulary_size: 4, sequence_length: 0 });
+        refused(InputSpec::Features { shape: vec![3, 0], classes: 2 });
+        refused(InputSpec::Features { shape: vec![usize::MAX, 2], classes: 2 });
+        refused(InputSpec::Features { shape: vec![3], classes: 0 });
     }
 }

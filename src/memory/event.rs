@@ -31,6 +31,11 @@ pub enum Event {
         /// The number it was allocated under.
         ordinal: Ordinal,
     },
+    /// The program freed a tensor that another stream still uses; a [`Free`](Event::Free) follows when that ends.
+    FreeRequested {
+        /// The number it was allocated under.
+        ordinal: Ordinal,
+    },
     /// Something other than memory happened.
     Mark(Mark),
 }

@@ -46,6 +46,11 @@ impl Player {
         match *event {
             Event::Alloc { ordinal, bytes, stream } => self.allocate(ordinal, bytes, stream),
             Event::Free { ordinal } => self.free(ordinal),
+            Event::FreeRequested { ordinal } => {
+                if let Some(address) = self.address(ordinal) {
+                    self.policy.free_requested(address);
+                }
+            }
             Event::Mark(_) => {}
         }
         self.events += 1;

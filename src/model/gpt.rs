@@ -1,7 +1,41 @@
-//! GPT-2 (to come).
+//! GPT: the decoder-only transformer of GPT-2.
+//!
+//! Paper: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); reference implementations:
+//! `openai/gpt-2` `src/model.py` and `transformers`' `GPT2LMHeadModel`, whose parameter names and shapes are used
+//! here (without the `transformer.` prefix), so that a checkpoint of theirs fits. Pre-norm blocks, learned positions,
+//! GELU in its tanh form, and one matrix for the token embedding and the output layer. No dropout: it is switched off
+//! in most pre-training since, and it would only hide a loss that does not fall.
+//!
+//! In bfloat16, parameters and activations are bfloat16 and the normalisation, the softmax of the attention, and
+//! the loss are computed in f32. The f32 copies cost memory where the tensors are largest: the scores of each layer
+//! `[B, H, T, T]` and the logits `[B·T, V]`.
+//!
+//! Letters of the shapes: B samples, T tokens, D `hidden_size`, H `heads`, V `vocabulary_size`.
 
+use candle_core::{DType, Result, Tensor};
+
+use super::layers::{BlockDimensions, CausalAttention, CausalMask, LayerNorm, Mlp};
+use super::parameters::{Init, Parameters};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload};
-use crate::data::InputSpec;
+use crate::data::{Batch, InputSpec};
+use crate::train::Precision;
+
+/// Standard deviation of all weights, before the residual scaling.
+const DEVIATION: f32 = 0.02;
+
+/// Named dimensions. `nano` is for tests and first steps on a CPU; the others are the published sizes.
+const PRESETS: [(&str, Dimensions); 3] = [
+    ("gpt2", Dimensions { length: 1024, layers: 12, heads: 12, width: 768, vocabulary: 50_257 }),
+    ("gpt2-medium", Dimensions { length: 1024, layers: 24, heads: 16, width: 1024, vocabulary: 50_257 }),
+    ("nano", Dimensions { length: 64, layers: 4, heads: 4, width: 128, vocabulary: 256 }),
+];
+
+/// Every layer keeps scores of T × T per head: far below this length they exceed any device.
+const MAX_LENGTH: usize = 1 << 15;
+/// Deeper than any published model; bounds the work of a typing error, and candle's recursion over the graph.
+const MAX_LAYERS: usize = 1024;
+/// A trillion parameters: more cannot be meant for one device.
+const MAX_PARAMETERS: usize = 1 << 40;
 
 /// The GPT family.
 #[derive(Debug)]
@@ -11,10 +45,391 @@ impl Family for Gpt {
     fn name(&self) -> &'static str {
         "gpt"
     }
-    fn input(&self, _spec: &ModelSpec) -> Result<InputSpec, ModelError> {
-        unimplemented!()
+
+    fn presets(&self) -> Vec<&'static str> {
+        PRESETS.iter().map(|(name, _)| *name).collect()
     }
-    fn build(&self, _context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError> {
-        unimplemented!()
+
+    fn input(&self, spec: &ModelSpec) -> std::result::Result<InputSpec, ModelError> {
+        let dimensions = Dimensions::of(spec)?;
+        Ok(InputSpec::Tokens { vocabulary_size: dimensions.vocabulary, sequence_length: dimensions.length })
+    }
+
+    fn build(&self, context: &BuildContext<'_>) -> std::result::Result<Box<dyn Workload>, ModelError> {
+        let dimensions = Dimensions::of(context.spec)?;
+        match context.precision {
+            Precision::F32 | Precision::Bf16 => {}
+            precision @ (Precision::F16 | Precision::MixedBf16 | Precision::MixedF16) => {
+                return Err(ModelError::PrecisionNotSupported { family: "gpt", precision });
+            }
+        }
+        let mut parameters = Parameters::new(context.device, context.precision.parameter_dtype(), context.seed);
+        let network = Network::create(&mut parameters, &dimensions)?;
+        let mask = CausalMask::new(dimensions.length, context.device)?;
+        let detached = network.detached();
+        Ok(Box::new(GptWorkload { parameters, network, detached, mask, heads: dimensions.heads }))
+    }
+}
+
+/// The dimensions of a model, validated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Dimensions {
+    /// T: the most tokens of a sample, and the number of learned positions.
+    length: usize,
+    /// Blocks.
+    layers: usize,
+    /// H.
+    heads: usize,
+    /// D.
+    width: usize,
+    /// V.
+    vocabulary: usize,
+}
+
+impl Dimensions {
+    /// The preset's dimensions with the fields of the specification over them.
+    fn of(spec: &ModelSpec) -> std::result::Result<Self, ModelError> {
+        let preset = spec.preset.as_deref().map(preset).transpose()?;
+        let field = |field: &'static str, given: Option<usize>, from: fn(&Dimensions) -> usize| {
+            given.or_else(|| preset.as_ref().map(from)).ok_or_else(|| ModelError::Invalid {
+                field,
+                reason: format!("it is missing (hint: give it, or a `model.preset` of {})", preset_names()),
+            })
+        };
+        let dimensions = Self {
+            length: field("sequence_length", spec.sequence_length, |preset| preset.length)?,
+            layers: field("layers", spec.layers, |preset| preset.layers)?,
+            heads: field("heads", spec.heads, |preset| preset.heads)?,
+            width: field("hidden_size", spec.hidden_size, |preset| preset.width)?,
+            vocabulary: field("vocabulary_size", spec.vocabulary_size, |preset| preset.vocabulary)?,
+        };
+        if let Some(option) = spec.options.keys().next() {
+            return Err(ModelError::Invalid {
+                field: "options",
+                reason: format!("family `gpt` has no option `{}`", option.escape_debug()),
+            });
+        }
+        dimensions.validate()?;
+        Ok(dimensions)
+    }
+
+    fn validate(&self) -> std::result::Result<(), ModelError> {
+        let between = |field, value: usize, max: usize| match value {
+            0 => Err(ModelError::Invalid { field, reason: "it is 0".to_owned() }),
+            value if value > max => Err(ModelError::Invalid { field, reason: format!("{value} is over {max}") }),
+            _ => Ok(()),
+        };
+        between("sequence_length", self.length, MAX_LENGTH)?;
+        between("layers", self.layers, MAX_LAYERS)?;
+        between("heads", self.heads, usize::MAX)?;
+        between("hidden_size", self.width, usize::MAX)?;
+        between("vocabulary_size", self.vocabulary, u32::MAX as usize)?;
+        if !self.width.is_multiple_of(self.heads) {
+            return Err(ModelError::Invalid {
+                field: "heads",
+                reason: format!("{} heads do not divide a `hidden_size` of {}", self.heads, self.width),
+            });
+        }
+        match self.parameters() {
+            Some(parameters) if parameters <= MAX_PARAMETERS => Ok(()),
+            _ => Err(ModelError::Invalid {
+                field: "hidden_size",
+                reason: format!("{self} has more than {MAX_PARAMETERS} parameters"),
+            }),
+        }
+    }
+
+    /// Scalar parameters; `None` where they overflow.
+    fn parameters(&self) -> Option<usize> {
+        let width = self.width;
+        let embeddings = self.vocabulary.checked_add(self.length)?.checked_mul(width)?;
+        // Attention 4·D² + 4·D, network 8·D² + 5·D, two norms of 2·D.
+        let block = width.checked_mul(width)?.checked_mul(12)?.checked_add(width.checked_mul(13)?)?;
+        embeddings.checked_add(block.checked_mul(self.layers)?)?.checked_add(width.checked_mul(2)?)
+    }
+}
+
+impl std::fmt::Display for Dimensions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { layers, width, vocabulary, .. } = self;
+        write!(f, "a model of {layers} layers, hidden size {width} and vocabulary {vocabulary}")
+    }
+}
+
+fn preset(name: &str) -> std::result::Result<Dimensions, ModelError> {
+    let found = PRESETS.iter().find(|(preset, _)| *preset == name);
+    found.map(|(_, dimensions)| *dimensions).ok_or_else(|| ModelError::UnknownPreset {
+        family: "gpt",
+        preset: name.to_owned(),
+        known: preset_names(),
+    })
+}
+
+fn preset_names() -> String {
+    PRESETS.map(|(name, _)| name).join(", ")
+}
+
+/// A GPT that can be trained.
+#[derive(Debug)]
+struct GptWorkload {
+    parameters: Parameters,
+    network: Network,
+    /// The same tensors without a graph.
+    detached: Network,
+    mask: CausalMask,
+    heads: usize,
+}
+
+impl GptWorkload {
+    fn loss_of(&self, network: &Network, batch: &Batch) -> Result<Tensor> {
+        let (samples, length) = batch.input.dims2()?;
+        let mask = self.mask.broadcast(samples, self.heads, length)?; // [B, H, T, T]
+        let logits = network.forward(&batch.input, &mask)?.to_dtype(DType::F32)?; // [B·T, V]
+        let targets = batch.target.flatten_all()?; // [B·T]
+        candle_nn::loss::cross_entropy(&logits, &targets) // []
+    }
+}
+
+impl Workload for GptWorkload {
+    fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    fn loss(&self, batch: &Batch) -> Result<Tensor> {
+        self.loss_of(&self.network, batch)
+    }
+
+    fn evaluate(&self, batch: &Batch) -> Result<Tensor> {
+        self.loss_of(&self.detached, batch)
+    }
+}
+
+/// One block: attention and network, each behind a norm and around a residual connection.
+#[derive(Clone, Debug)]
+struct Block {
+    attention_norm: LayerNorm,
+    attention: CausalAttention,
+    mlp_norm: LayerNorm,
+    mlp: Mlp,
+}
+
+impl Block {
+    fn create(parameters: &mut Parameters, name: &str, dimensions: &BlockDimensions) -> Result<Self> {
+        Ok(Self {
+            attention_norm: LayerNorm::create(parameters, &format!("{name}.ln_1"), dimensions.width)?,
+            attention: CausalAttention::create(parameters, &format!("{name}.attn"), dimensions)?,
+            mlp_norm: LayerNorm::create(parameters, &format!("{name}.ln_2"), dimensions.width)?,
+            mlp: Mlp::create(parameters, &format!("{name}.mlp"), dimensions)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, mask: &Tensor) -> Result<Tensor> {
+        let x = (x + self.attention.forward(&self.attention_norm.forward(x)?, mask)?)?; // [B, T, D]
+        let mlp = self.mlp.forward(&self.mlp_norm.forward(&x)?)?; // [B, T, D]
+        x + mlp // [B, T, D]
+    }
+
+    fn detached(&self) -> Self {
+        Self {
+            attention_norm: self.attention_norm.detached(),
+            attention: self.attention.detached(),
+            mlp_norm: self.mlp_norm.detached(),
+            mlp: self.mlp.detached(),
+        }
+    }
+}
+
+/// Tokens in, logits out.
+#[derive(Clone, Debug)]
+struct Network {
+    /// Also the output layer.
+    tokens: Tensor,
+    positions: Tensor,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+}
+
+impl Network {
+    fn create(parameters: &mut Parameters, dimensions: &Dimensions) -> Result<Self> {
+        let Dimensions { length, layers, heads, width, vocabulary } = *dimensions;
+        // Two writes to the residual stream per layer: this keeps its variance independent of the depth.
+        let residual_deviation = DEVIATION / (2.0 * layers as f32).sqrt();
+        let block = BlockDimensions { width, heads, deviation: DEVIATION, residual_deviation };
+        Ok(Self {
+            tokens: parameters.create("wte.weight", &[vocabulary, width], Init::Normal(DEVIATION))?, // [V, D]
+            positions: parameters.create("wpe.weight", &[length, width], Init::Normal(DEVIATION))?,  // [T, D]
+            blocks: (0..layers)
+                .map(|layer| Block::create(parameters, &format!("h.{layer}"), &block))
+                .collect::<Result<_>>()?,
+            norm: LayerNorm::create(parameters, "ln_f", width)?,
+        })
+    }
+
+    fn forward(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
+        let (samples, length) = tokens.dims2()?;
+        let width = self.tokens.dim(1)?;
+        let embedded = self.tokens.index_select(&tokens.flatten_all()?, 0)?; // [B·T, D]
+        let embedded = embedded.reshape((samples, length, width))?; // [B, T, D]
+        let mut x = embedded.broadcast_add(&self.positions.narrow(0, 0, length)?)?; // [B, T, D]
+        for block in &self.blocks {
+            x = block.forward(&x, mask)?; // [B, T, D]
+        }
+        let rows = self.norm.forward(&x)?.reshape((samples * length, width))?; // [B·T, D]
+        rows.matmul(&self.tokens.t()?) // [B·T, V]
+    }
+
+    fn detached(&self) -> Self {
+        Self {
+            tokens: self.tokens.detach(),
+            positions: self.positions.detach(),
+            blocks: self.blocks.iter().map(Block::detached).collect(),
+            norm: self.norm.detached(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    fn spec(preset: &str) -> ModelSpec {
+        ModelSpec { family: "gpt".to_owned(), preset: Some(preset.to_owned()), ..ModelSpec::default() }
+    }
+
+    fn tiny() -> ModelSpec {
+        ModelSpec {
+            sequence_length: Some(8),
+            layers: Some(2),
+            heads: Some(2),
+            hidden_size: Some(16),
+            vocabulary_size: Some(32),
+            ..spec("nano")
+        }
+    }
+
+    fn build(spec: &ModelSpec, precision: Precision) -> Box<dyn Workload> {
+        Gpt.build(&BuildContext { spec, device: &Device::Cpu, precision, seed: 1 }).unwrap()
+    }
+
+    fn batch(samples: usize, length: usize) -> Batch {
+        let ids = |shift: u32| {
+            let ids: Vec<u32> = (0..(samples * length) as u32).map(|index| (index * 7 + shift) % 32).collect();
+            Tensor::from_vec(ids, (samples, length), &Device::Cpu).unwrap()
+        };
+        Batch { input: ids(0), target: ids(7), samples }
+    }
+
+    fn invalid_field(spec: &ModelSpec) -> &'static str {
+        match Gpt.input(spec) {
+            Err(ModelError::Invalid { field, .. }) => field,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn presets_have_the_published_numbers_of_parameters() {
+        assert_eq!(preset("gpt2").unwrap().parameters(), Some(124_439_808));
+        assert_eq!(preset("gpt2-medium").unwrap().parameters(), Some(354_823_168));
+    }
+
+    #[test]
+    fn a_built_model_has_the_parameters_that_were_computed() {
+        let dimensions = Dimensions::of(&tiny()).unwrap();
+        let workload = build(&tiny(), Precision::F32);
+        assert_eq!(Some(workload.parameters().elements()), dimensions.parameters());
+        // Twelve a block, two embeddings and the last norm: the output layer has none of its own.
+        assert_eq!(workload.parameters().len(), 2 * 12 + 2 + 2);
+    }
+
+    #[test]
+    fn fields_override_the_preset() {
+        let spec = ModelSpec { sequence_length: Some(512), ..spec("gpt2-medium") };
+        let expected = InputSpec::Tokens { vocabulary_size: 50_257, sequence_length: 512 };
+        assert_eq!(Gpt.input(&spec).unwrap(), expected);
+    }
+
+    #[test]
+    fn dimensions_that_do_not_go_together_name_their_field() {
+        assert_eq!(invalid_field(&ModelSpec { heads: Some(3), ..spec("nano") }), "heads");
+        assert_eq!(invalid_field(&ModelSpec { heads: Some(0), ..spec("nano") }), "heads");
+        assert_eq!(invalid_field(&ModelSpec { layers: Some(0), ..spec("nano") }), "layers");
+        assert_eq!(invalid_field(&ModelSpec { layers: Some(usize::MAX), ..spec("nano") }), "layers");
+        assert_eq!(invalid_field(&ModelSpec { sequence_length: Some(0), ..spec("nano") }), "sequence_length");
+        assert_eq!(invalid_field(&ModelSpec { sequence_length: Some(1 << 40), ..spec("nano") }), "sequence_length");
+        assert_eq!(invalid_field(&ModelSpec { vocabulary_size: Some(0), ..spec("nano") }), "vocabulary_size");
+        assert_eq!(invalid_field(&ModelSpec { hidden_size: Some(0), ..spec("nano") }), "hidden_size");
+        assert_eq!(invalid_field(&ModelSpec { hidden_size: Some(usize::MAX - 3), ..spec("nano") }), "hidden_size");
+        assert_eq!(invalid_field(&ModelSpec { hidden_size: Some(1 << 22), ..spec("nano") }), "hidden_size");
+        assert_eq!(invalid_field(&ModelSpec { preset: None, ..spec("nano") }), "sequence_length");
+        let mut odd = spec("nano");
+        odd.options.insert("dropout".to_owned(), 0.1.into());
+        assert_eq!(invalid_field(&odd), "options");
+    }
+
+    #[test]
+    fn an_unknown_preset_names_those_there_are() {
+        let error = Gpt.input(&spec("gpt5")).unwrap_err().to_string();
+        assert!(error.contains("`gpt5`") && error.contains("gpt2-medium"), "{error}");
+    }
+
+    #[test]
+    fn a_precision_that_is_not_built_yet_is_refused() {
+        let context = BuildContext { spec: &tiny(), device: &Device::Cpu, precision: Precision::F16, seed: 1 };
+        assert!(matches!(Gpt.build(&context), Err(ModelError::PrecisionNotSupported { .. })));
+    }
+
+    #[test]
+    fn evaluation_gives_the_same_loss_and_no_graph() {
+        let workload = build(&tiny(), Precision::F32);
+        let batch = batch(2, 8);
+        let (trained, evaluated) = (workload.loss(&batch).unwrap(), workload.evaluate(&batch).unwrap());
+        let bits = |loss: &Tensor| loss.to_scalar::<f32>().unwrap().to_bits();
+        assert_eq!(bits(&trained), bits(&evaluated));
+        assert!(trained.track_op() && !evaluated.track_op());
+    }
+
+    #[test]
+    fn shorter_samples_than_the_model_takes_are_fine() {
+        let loss = build(&tiny(), Precision::F32).loss(&batch(3, 5)).unwrap();
+        assert!(loss.to_scalar::<f32>().unwrap().is_finite());
+        assert!(build(&tiny(), Precision::F32).loss(&batch(1, 9)).is_err());
+    }
+
+    #[test]
+    fn the_gradient_of_the_tied_embedding_is_that_of_finite_differences() {
+        let workload = build(&tiny(), Precision::F32);
+        let batch = batch(2, 8);
+        let tokens = workload.parameters().get("wte.weight").unwrap();
+        let gradient = workload.loss(&batch).unwrap().backward().unwrap().remove(tokens).unwrap();
+        let gradient: Vec<f32> = gradient.flatten_all().unwrap().to_vec1().unwrap();
+        let values: Vec<f32> = tokens.flatten_all().unwrap().to_vec1().unwrap();
+        let at = |index: usize, shift: f32| {
+            let mut moved = values.clone();
+            moved[index] += shift;
+            tokens.set(&Tensor::from_vec(moved, tokens.shape(), &Device::Cpu).unwrap()).unwrap();
+            workload.loss(&batch).unwrap().to_scalar::<f32>().unwrap()
+        };
+        let scale = gradient.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+        for index in (0..values.len()).step_by(61) {
+            let numeric = (at(index, 1e-2) - at(index, -1e-2)) / 2e-2;
+            let expected = gradient[index];
+            assert!((numeric - expected).abs() < 0.02 * scale, "{index}: {numeric} against {expected}");
+        }
+    }
+
+    #[test]
+    fn bfloat16_follows_f32() {
+        let (exact, rounded) = (build(&tiny(), Precision::F32), build(&tiny(), Precision::Bf16));
+        let batch = batch(2, 8);
+        let (exact, loss) = (exact.loss(&batch).unwrap(), rounded.loss(&batch).unwrap());
+        assert_eq!(loss.dtype(), DType::F32);
+        let difference = exact.to_scalar::<f32>().unwrap() - loss.to_scalar::<f32>().unwrap();
+        assert!(difference.abs() < 0.02, "{difference}");
+        let gradients = loss.backward().unwrap();
+        for (name, variable) in rounded.parameters().iter() {
+            assert_eq!(gradients.get(variable).map(Tensor::dtype), Some(DType::BF16), "{name}");
+        }
     }
 }

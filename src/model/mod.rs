@@ -16,7 +16,10 @@ use serde::{Deserialize, Serialize};
 use crate::data::{Batch, InputSpec};
 use crate::train::Precision;
 
+#[cfg(test)]
+mod contract;
 pub mod gpt;
+pub mod layers;
 pub mod parameters;
 
 pub use parameters::Parameters;
@@ -83,6 +86,14 @@ pub trait Workload {
 
     /// The mean loss over the batch: a scalar, differentiable with respect to the parameters.
     fn loss(&self, batch: &Batch) -> candle_core::Result<Tensor>;
+
+    /// The same loss for an evaluation pass, where nobody asks for gradients.
+    ///
+    /// candle has no switch that turns the graph off, so by default this builds one and the activations live until
+    /// the loss is dropped. A family that can run over detached parameters does so and needs far less.
+    fn evaluate(&self, batch: &Batch) -> candle_core::Result<Tensor> {
+        self.loss(batch)
+    }
 }
 
 /// The families a binary knows.
@@ -145,6 +156,14 @@ pub enum ModelError {
         field: &'static str,
         /// Why not.
         reason: String,
+    },
+    /// A precision that the family cannot train in.
+    #[error("`train.precision: {precision}` is not supported yet by family `{family}` (hint: `f32` or `bf16`)")]
+    PrecisionNotSupported {
+        /// The family.
+        family: &'static str,
+        /// What was asked for.
+        precision: Precision,
     },
     /// candle could not build it.
     #[error("cannot build the model")]

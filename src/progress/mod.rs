@@ -1,11 +1,18 @@
 //! The progress room: events in; bars, plain lines or JSON lines out.
 //!
-//! The driver emits [`Event`]s and knows nothing of terminals. A [`Reporter`] shows them.
+//! The driver emits [`Event`]s and knows nothing of terminals. A [`Reporter`] shows them. Events go to standard
+//! error, except JSON lines, which are a result and go to standard output.
 //!
 //! # To add a reporter
 //! Create `progress/<form>.rs` with a type that implements [`Reporter`] and one arm in [`choose`].
+#![expect(clippy::print_stderr, reason = "this room prints")]
 
+use std::io::IsTerminal;
+
+pub mod bar;
 pub mod event;
+pub mod json;
+pub mod plain;
 
 pub use event::Event;
 
@@ -15,10 +22,49 @@ pub trait Reporter {
     fn report(&mut self, event: &Event);
 }
 
-/// Shows nothing.
-#[derive(Debug, Default)]
-pub struct Silent;
+/// How the user wants to follow a study.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProgressMode {
+    /// Bars on a terminal, plain lines elsewhere.
+    #[default]
+    Auto,
+    /// One JSON object a line on standard output.
+    Json,
+    /// Warnings only.
+    Quiet,
+}
 
-impl Reporter for Silent {
-    fn report(&mut self, _event: &Event) {}
+/// The reporter for a mode and for where standard error goes.
+pub fn choose(mode: ProgressMode) -> Box<dyn Reporter> {
+    match mode {
+        ProgressMode::Json => Box::new(json::Json),
+        ProgressMode::Quiet => Box::new(Quiet),
+        ProgressMode::Auto if std::io::stderr().is_terminal() => Box::new(bar::Bar::new()),
+        ProgressMode::Auto => Box::new(plain::Plain),
+    }
+}
+
+/// Shows warnings and nothing else.
+#[derive(Debug, Default)]
+pub struct Quiet;
+
+impl Reporter for Quiet {
+    fn report(&mut self, event: &Event) {
+        if let Event::Warning { text } = event {
+            eprintln!("warning: {}", harmless(text));
+        }
+    }
+}
+
+/// A text without control characters: a workload's message must not drive the terminal.
+fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn escape_sequences_are_disarmed() {
+        assert_eq!(super::harmless("a\u{1b}[2Jb\nc"), "a\u{fffd}[2Jb\nc");
+    }
 }

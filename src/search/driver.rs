@@ -1,1 +1,339 @@
-//! To come.
+//! The driver: ask, run, journal, judge, tell, emit.
+//!
+//! It owns everything that a strategy must not touch: the executor, the journal, the clock, the recommendation file
+//! and the reporter. A finished trial is in the journal before anything else is done with it, and the recommendation
+//! is rewritten whenever a trial changes it, so that an interrupted study leaves a valid answer.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::recommend::{Status, standing};
+use super::{Ask, Conclusion, History, JudgedTrial, Skip, Space, Strategy, rules, strategy};
+use crate::config::Plan;
+use crate::device::DeviceFacts;
+use crate::progress::{Event, Reporter};
+use crate::report::Recommendation;
+use crate::report::recommendation::{ReportError, Source};
+use crate::trial::journal::{Entry, Journal, JournalError};
+use crate::trial::{
+    Executor, ExecutorError, Interrupt, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
+};
+
+/// Why a study could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// No trial can be run.
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
+    /// The budget ended before the device was open.
+    #[error("the budget ended before the device was open (hint: a larger `--budget`)")]
+    BudgetEnded,
+    /// The journal cannot be opened.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The recommendation cannot be written.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+}
+
+/// How a study ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// A point passed its soak.
+    Safe,
+    /// Every candidate broke a rule.
+    NoSafePoint,
+    /// The smallest trial failed for a reason that no batch size cures; how, in a sentence.
+    WorkloadFails(String),
+    /// The budget ended first.
+    BudgetEnded,
+    /// The user asked to stop.
+    Interrupted,
+}
+
+/// The result of a study.
+#[derive(Debug)]
+pub struct StudyResult {
+    /// How it ended.
+    pub end: End,
+    /// The recommendation as it was written last.
+    pub recommendation: Recommendation,
+    /// Every finished trial.
+    pub history: History,
+}
+
+/// What a study runs with.
+pub struct Study<'a> {
+    /// What to search.
+    pub plan: &'a Plan,
+    /// What runs the trials.
+    pub executor: &'a mut dyn Executor,
+    /// Where everything is recorded.
+    pub journal: &'a mut Journal,
+    /// Who follows.
+    pub reporter: &'a mut dyn Reporter,
+    /// The recommendation file.
+    pub output: PathBuf,
+    /// The user's wish to stop.
+    pub interrupt: Interrupt,
+    /// Trials that the journal already holds.
+    pub finished: Vec<TrialRecord>,
+    /// When the study began, RFC 3339.
+    pub started: String,
+}
+
+impl Study<'_> {
+    /// Runs the study to its end.
+    pub fn run(self) -> Result<StudyResult, DriverError> {
+        check_writable(&self.output)?;
+        self.reporter.report(&Event::StudyStarted {
+            name: self.plan.name.clone(),
+            target_batch_size: self.plan.target.batch_size,
+            strategy: format!("{:?}", self.plan.search.strategy).to_lowercase(),
+            study: self.journal.path().display().to_string(),
+            resumed_trials: self.finished.len(),
+        });
+        match self.executor.start() {
+            Ok(facts) => Running::new(self, facts).run(),
+            Err(ExecutorError::Cancelled) if !self.interrupt.requested() => Err(DriverError::BudgetEnded),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// A study whose device is open.
+struct Running<'a> {
+    study: Study<'a>,
+    facts: DeviceFacts,
+    space: Space,
+    strategy: Box<dyn Strategy>,
+    history: History,
+    skipped: Vec<Skip>,
+    clock: Instant,
+    written: Option<(Status, Option<Point>)>,
+    journal_failed: bool,
+    /// Warnings that were shown: every trial of a workload gives the same ones.
+    warned: BTreeSet<String>,
+}
+
+impl<'a> Running<'a> {
+    fn new(mut study: Study<'a>, facts: DeviceFacts) -> Self {
+        let mut history = History::default();
+        for record in std::mem::take(&mut study.finished) {
+            let verdict = rules::judge(&record, &study.plan.safety);
+            history.tell(JudgedTrial { record, verdict });
+        }
+        Self {
+            space: Space::new(study.plan),
+            strategy: strategy(study.plan),
+            facts,
+            history,
+            skipped: Vec::new(),
+            clock: Instant::now(),
+            written: None,
+            journal_failed: false,
+            warned: BTreeSet::new(),
+            study,
+        }
+    }
+
+    fn run(mut self) -> Result<StudyResult, DriverError> {
+        self.note(&Entry::Device { facts: self.facts.clone() });
+        self.study.reporter.report(&Event::DeviceReady { facts: self.facts.clone() });
+        let end = loop {
+            let ask = self.strategy.ask(&self.history);
+            self.report_skips();
+            match ask {
+                Ask::Finished(conclusion) => break self.conclude(&conclusion),
+                Ask::Run { .. } if self.study.interrupt.requested() => break End::Interrupted,
+                Ask::Run { .. } if self.budget_is_spent() => break End::BudgetEnded,
+                Ask::Run { point, purpose } => {
+                    if let Some(end) = self.trial(point, purpose)? {
+                        break end;
+                    }
+                }
+            }
+        };
+        self.finish(end)
+    }
+
+    /// Runs one trial. Gives the study's end if the trial was cut short.
+    fn trial(&mut self, point: Point, purpose: Purpose) -> Result<Option<End>, DriverError> {
+        let spec = self.spec(point, purpose);
+        self.note(&Entry::TrialStarted { spec: spec.clone() });
+        self.study.reporter.report(&Event::TrialStarted { spec: spec.clone() });
+        let reporter = &mut *self.study.reporter;
+        let warned = &mut self.warned;
+        let total = spec.total_steps();
+        let record = self.study.executor.run(&spec, &mut |observation| {
+            if let Observation::Warning(text) = &observation
+                && !warned.insert(text.clone())
+            {
+                return;
+            }
+            if let Some(event) = event_of(observation, total) {
+                reporter.report(&event);
+            }
+        })?;
+        if record.outcome == Outcome::Cancelled {
+            // A trial that was cut short says nothing of its point: it is not told, and runs again on resume.
+            return Ok(Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded }));
+        }
+        self.finished(record)?;
+        Ok(None)
+    }
+
+    fn finished(&mut self, record: TrialRecord) -> Result<(), DriverError> {
+        let record = record.canonical();
+        let verdict = rules::judge(&record, &self.study.plan.safety);
+        let value = serde_json::to_value(&verdict).unwrap_or_default();
+        self.note(&Entry::TrialEnded { record: record.clone(), verdict: value });
+        self.study.reporter.report(&Event::TrialEnded { record: record.clone(), verdict: verdict.clone() });
+        self.history.tell(JudgedTrial { record, verdict });
+        let standing = standing(&self.history, &self.space);
+        let now = (standing.status(), standing.point().cloned());
+        if now.1.is_some() && self.written.as_ref() != Some(&now) {
+            self.write()?;
+        }
+        Ok(())
+    }
+
+    fn spec(&self, point: Point, purpose: Purpose) -> TrialSpec {
+        let plan = &self.study.plan;
+        let steps = match purpose {
+            Purpose::Soak => plan.trial.soak_steps,
+            _ => plan.trial.steps,
+        };
+        TrialSpec {
+            id: TrialId(self.history.trials().len() as u32 + 1),
+            purpose,
+            point,
+            warmup_steps: plan.trial.warmup_steps,
+            steps,
+            sample_every: plan.safety.sample_every,
+        }
+    }
+
+    fn budget_is_spent(&self) -> bool {
+        let budget = &self.study.plan.budget;
+        self.clock.elapsed() >= budget.time || self.history.trials().len() >= budget.trials as usize
+    }
+
+    fn report_skips(&mut self) {
+        for skip in self.strategy.skipped() {
+            self.note(&Entry::Skipped { point: skip.point.clone(), reason: skip.reason.clone() });
+            self.study.reporter.report(&Event::Skipped { point: skip.point.clone(), reason: skip.reason.clone() });
+            self.skipped.push(skip);
+        }
+    }
+
+    /// Writes to the journal. A journal that cannot be written must not lose the study that is running: the user is
+    /// warned once, and the answer is still found and written.
+    fn note(&mut self, entry: &Entry) {
+        if let Err(error) = self.study.journal.append(entry) {
+            if !self.journal_failed {
+                let text = format!("{}; the study goes on without it", with_causes(&error));
+                self.study.reporter.report(&Event::Warning { text });
+            }
+            self.journal_failed = true;
+        }
+    }
+
+    fn conclude(&self, conclusion: &Conclusion) -> End {
+        match conclusion {
+            Conclusion::Safe(_) => End::Safe,
+            Conclusion::NoSafePoint => End::NoSafePoint,
+            Conclusion::WorkloadFails => {
+                let reason = self.history.trials().last().map(|trial| explain(&trial.record.outcome));
+                End::WorkloadFails(reason.unwrap_or_default())
+            }
+        }
+    }
+
+    fn recommendation(&self) -> Recommendation {
+        Recommendation::new(&Source {
+            plan: self.study.plan,
+            history: &self.history,
+            skipped: &self.skipped,
+            facts: &self.facts,
+            started: &self.study.started,
+            seconds: self.clock.elapsed().as_secs_f64(),
+        })
+    }
+
+    fn write(&mut self) -> Result<Recommendation, DriverError> {
+        let recommendation = self.recommendation();
+        recommendation.write(&self.study.output)?;
+        let standing = standing(&self.history, &self.space);
+        let point = standing.point().cloned();
+        self.written = Some((recommendation.status, point.clone()));
+        let value = serde_json::to_value(&recommendation).unwrap_or_default();
+        self.note(&Entry::Recommended { recommendation: value });
+        if let Some(point) = point {
+            self.study.reporter.report(&Event::Recommended {
+                point,
+                status: recommendation.status.name().to_owned(),
+                path: self.study.output.display().to_string(),
+            });
+        }
+        Ok(recommendation)
+    }
+
+    fn finish(mut self, end: End) -> Result<StudyResult, DriverError> {
+        let recommendation = self.recommendation();
+        recommendation.write(&self.study.output)?;
+        let status = recommendation.status.name().to_owned();
+        self.note(&Entry::Concluded { status: status.clone() });
+        self.study.reporter.report(&Event::StudyEnded {
+            status,
+            trials: self.history.trials().len(),
+            seconds: self.clock.elapsed().as_secs_f64(),
+        });
+        Ok(StudyResult { end, recommendation, history: self.history })
+    }
+}
+
+fn event_of(observation: Observation, total: u32) -> Option<Event> {
+    Some(match observation {
+        Observation::Step { step, loss, times } => {
+            Event::Step { step, total, loss: Some(loss).filter(|loss| loss.is_finite()), times }
+        }
+        Observation::Sample(sample) => Event::Sample { sample },
+        Observation::Warning(text) => Event::Warning { text },
+        // The worker's log is kept for the outcome of a crash; while all is well it is noise.
+        Observation::Log(_) => return None,
+    })
+}
+
+/// An outcome with the last lines of the worker's log, where they are all there is to go by.
+fn explain(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Crashed { log, .. } if !log.is_empty() => format!("{outcome}; its last lines were:\n{log}"),
+        _ => outcome.to_string(),
+    }
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+/// Refuses an output that cannot be written before any trial is run for it.
+fn check_writable(output: &Path) -> Result<(), ReportError> {
+    let failed = |source| ReportError::Write { path: output.to_owned(), source };
+    if output.is_dir() {
+        return Err(failed(std::io::Error::from(std::io::ErrorKind::IsADirectory)));
+    }
+    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tempfile::Builder::new().prefix(".recommendation").tempfile_in(folder).map(drop).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,11 +3,36 @@
 //! The objective is samples per second at the effective batch size. Within half a percent, which is about what a
 //! short trial can tell apart, the point with less memory wins.
 
+use serde::{Deserialize, Serialize};
+
 use super::{History, JudgedTrial, Space};
 use crate::trial::Point;
 
 /// Throughputs closer than this share count as equal.
 pub const EQUAL_SPEED: f64 = 0.005;
+
+/// Whether a configuration may be launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// The point passed its soak.
+    Safe,
+    /// The search ended before the point was soaked.
+    Unverified,
+    /// No point passed.
+    None,
+}
+
+impl Status {
+    /// The name as files hold it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Safe => "safe",
+            Self::Unverified => "unverified",
+            Self::None => "none",
+        }
+    }
+}
 
 /// Where a study stands.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,11 +47,11 @@ pub enum Standing<'a> {
 
 impl<'a> Standing<'a> {
     /// The status as the recommendation holds it.
-    pub fn status(&self) -> &'static str {
+    pub fn status(&self) -> Status {
         match self {
-            Self::Safe(_) => "safe",
-            Self::Unverified(_) => "unverified",
-            Self::None => "none",
+            Self::Safe(_) => Status::Safe,
+            Self::Unverified(_) => Status::Unverified,
+            Self::None => Status::None,
         }
     }
 

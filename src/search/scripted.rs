@@ -70,7 +70,7 @@ impl Script {
     }
 }
 
-/// The record of a trial that went as scripted. Memory grows by 5 MiB a sample.
+/// The record of a trial that went as scripted: 100 MiB of parameters and 4 MiB a sample.
 pub(crate) fn record(spec: &TrialSpec, script: &Script) -> TrialRecord {
     let template = completed(spec.point.clone(), Vec::new());
     match script {
@@ -78,7 +78,7 @@ pub(crate) fn record(spec: &TrialSpec, script: &Script) -> TrialRecord {
             TrialRecord { spec: spec.clone(), outcome: outcome.clone(), measurement: None, ..template }
         }
         Script::Completes { samples_per_second, peak_rate, data_wait } => {
-            let used = 5 * MIB * spec.point.batch_size as u64;
+            let used = (100 + 4 * spec.point.batch_size as u64) * MIB;
             let at = |step| MemorySample {
                 peak_allocated_bytes: used,
                 peak_reserved_bytes: used,

@@ -140,9 +140,9 @@ impl Staged {
     }
 
     /// Stage 6: the first candidate whose soak passes, or the next soak.
-    fn soak(&self, history: &History, best: Point) -> Ask {
+    fn soak(&self, history: &History, best: &Point) -> Ask {
         let others = ranked(history, &self.space).into_iter().map(|trial| trial.record.spec.point.clone());
-        let candidates = std::iter::once(best.clone()).chain(others.filter(|point| *point != best));
+        let candidates = std::iter::once(best.clone()).chain(others.filter(|point| point != best));
         for point in candidates {
             match history.soaked(&point) {
                 None => return Ask::Run { point, purpose: Purpose::Soak },
@@ -173,7 +173,7 @@ impl Staged {
             return Ok(Ask::Finished(Conclusion::NoSafePoint));
         };
         let loader = self.best_loader(history, pair)?;
-        Ok(self.soak(history, self.space.point(pair, loader)))
+        Ok(self.soak(history, &self.space.point(pair, loader)))
     }
 }
 

@@ -3,11 +3,19 @@
 //! A *step* is one micro-batch, forward and backward. An *update* is `accumulation_steps` steps and one optimizer
 //! step. [`trainer::Trainer`] does both over any [`crate::model::Workload`].
 
+use std::fmt;
+
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
 
+mod checkpoint;
 pub mod gradients;
+pub mod optimizer;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod trainer;
+
+pub use trainer::{MicroBatch, Trainer};
 
 /// The type of parameters, activations and optimizer state.
 #[derive(
@@ -36,6 +44,19 @@ impl Precision {
             Self::Bf16 => DType::BF16,
             Self::F16 => DType::F16,
         }
+    }
+}
+
+impl fmt::Display for Precision {
+    /// As the configuration writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::MixedBf16 => "mixed_bf16",
+            Self::MixedF16 => "mixed_f16",
+        })
     }
 }
 

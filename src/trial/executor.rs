@@ -65,6 +65,9 @@ pub enum ExecutorError {
         /// How it ended, with the last lines of its log.
         reason: String,
     },
+    /// The user or the budget ended it before the device was up.
+    #[error("cancelled while the worker was starting")]
+    Cancelled,
 }
 
 /// A request to stop, shared between the signal handler, the driver and the executor.

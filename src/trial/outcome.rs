@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::spec::TrialSpec;
+use super::statistics::round_for_json;
 use crate::memory::{MemorySample, Phase};
 
 /// How a trial ended. Every trial ends in exactly one of these.
@@ -182,6 +183,31 @@ pub struct Measurement {
     pub checkpoint_bytes: Option<u64>,
 }
 
+impl Measurement {
+    fn round(&mut self) {
+        let StepTimes { data_wait_ms, load_ms, forward_ms, backward_ms, optimizer_ms, total_ms } = &mut self.phases;
+        let figures = [
+            data_wait_ms,
+            load_ms,
+            forward_ms,
+            backward_ms,
+            optimizer_ms,
+            total_ms,
+            &mut self.samples_per_second,
+            &mut self.samples_per_second_interval.0,
+            &mut self.samples_per_second_interval.1,
+            &mut self.step_ms.p50,
+            &mut self.step_ms.p95,
+            &mut self.data_wait_fraction,
+            &mut self.first_loss,
+            &mut self.last_loss,
+        ];
+        for figure in figures.into_iter().chain(&mut self.evaluation_loss) {
+            *figure = round_for_json(*figure);
+        }
+    }
+}
+
 /// A finished trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrialRecord {
@@ -203,5 +229,25 @@ impl TrialRecord {
     /// Whether all steps ran.
     pub fn completed(&self) -> bool {
         self.outcome == Outcome::Completed
+    }
+
+    /// The record with every measured figure in a form that JSON gives back to the last bit, so that what is decided
+    /// now is decided again when the journal is replayed.
+    pub fn canonical(mut self) -> Self {
+        for rates in
+            self.samples.iter_mut().flat_map(|sample| std::iter::once(&mut sample.rates).chain(&mut sample.shadow))
+        {
+            for rate in [&mut rates.peak, &mut rates.external, &mut rates.reserved] {
+                *rate = rate.map(round_for_json);
+            }
+        }
+        if let Some(measurement) = &mut self.measurement {
+            measurement.round();
+        }
+        if let Outcome::TimedOut { seconds } = &mut self.outcome {
+            *seconds = round_for_json(*seconds);
+        }
+        self.seconds = round_for_json(self.seconds);
+        self
     }
 }

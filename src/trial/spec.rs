@@ -1,6 +1,7 @@
 //! What a trial runs.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -125,9 +126,20 @@ impl TrialSpec {
         self.purpose == Purpose::Soak
     }
 
-    /// Warm-up and measured steps together.
+    /// Micro-batches per optimizer step as this trial runs them: the planned run's in a soak, at most two otherwise.
+    pub fn accumulation(&self) -> usize {
+        if self.is_soak() { self.point.accumulation_steps.max(1) } else { self.point.trial_accumulation() }
+    }
+
+    /// All steps that the trial runs: warm-up and measured ones together, at least one, and in a soak enough for two
+    /// updates.
     pub fn total_steps(&self) -> u32 {
-        self.warmup_steps + self.steps
+        let asked = self.warmup_steps.saturating_add(self.steps).max(1);
+        if self.is_soak() {
+            asked.max(u32::try_from(self.accumulation().saturating_mul(2)).unwrap_or(u32::MAX))
+        } else {
+            asked
+        }
     }
 }
 
@@ -148,4 +160,10 @@ pub struct WorkloadSpec {
     pub allocator: AllocatorKind,
     /// Seeds everything that is random.
     pub seed: u64,
+}
+
+/// The checkpoint that a soak writes into the scratch directory, and removes; the driver does, should the worker not
+/// live to.
+pub fn checkpoint_path(scratch: &Path, trial: TrialId) -> PathBuf {
+    scratch.join(format!("checkpoint-of-trial-{trial}.safetensors"))
 }

@@ -4,8 +4,8 @@
 //! within a phase. At the end of a phase those events are played to an exact model of a caching allocator
 //! ([`Policy`](crate::memory::Policy)) with limit C over addresses of its own making, whose figures are the device's.
 //! The tensors themselves live in ordinary memory, so a request over the limit does not fail where it is made: the end
-//! of the phase reports it. Only a process that is far over C (by half of it, and by 256 MiB at least) leaves at once,
-//! with [`exit_status::FAR_OVER_LIMIT`](crate::trial::exit_status::FAR_OVER_LIMIT), so as not to harm the host.
+//! of the phase reports it. Only a process that is far over C (by half of it, and by 256 MiB at least, or by less where
+//! the host has no more) leaves at once, with [`exit_status::FAR_OVER_LIMIT`](crate::trial::exit_status::FAR_OVER_LIMIT), so as not to harm the host.
 //!
 //! What it does not see: memory of rayon's threads, gemm's scratch, element types of other alignments (f64, u8), and
 //! batches that a loader thread has built. The whole process is about 2 MB above the recorded figures.
@@ -20,7 +20,7 @@ use super::{
     MemorySample, Phase, PoolState, StepError, facts,
 };
 use crate::memory::{Event, Mark, Player, Rates, policy};
-use crate::units::Bytes;
+use crate::units::{Bytes, MIB};
 
 mod allocator;
 mod claim;
@@ -30,6 +30,9 @@ mod recorder;
 mod tests;
 
 pub use allocator::{TensorAllocator, installed};
+
+/// Live bytes may pass the limit by half of it, and by this much at least, before the process leaves.
+const FAR_OVER_MARGIN_BYTES: u64 = 256 * MIB;
 
 /// An open virtual device.
 pub struct VirtualDevice {
@@ -105,7 +108,7 @@ impl DeviceSession for VirtualDevice {
         let policy = policy::build(self.allocator, self.facts.limit_bytes)
             .map_err(|error| StepError::Device(error.to_string()))?;
         self.player = Player::new(policy);
-        recorder::begin_trial(self.facts.limit_bytes);
+        recorder::begin_trial(ceiling_bytes(self.facts.limit_bytes, self.facts.free_bytes));
         Ok(())
     }
 
@@ -206,6 +209,13 @@ fn limit_bytes(limit: LimitSpec, host: facts::HostMemory) -> Result<u64, DeviceE
         });
     }
     Ok(limit_bytes)
+}
+
+/// The live bytes above which the process leaves at once. A small overshoot is an out-of-memory outcome that the end of
+/// the phase reports; a large one, or one that the host cannot carry, would end in the kernel's hands.
+fn ceiling_bytes(limit_bytes: u64, available_bytes: u64) -> u64 {
+    let far_over = limit_bytes.saturating_add((limit_bytes / 2).max(FAR_OVER_MARGIN_BYTES));
+    far_over.min(available_bytes.max(limit_bytes))
 }
 
 fn cpu_facts(host: facts::HostMemory, limit_bytes: u64, allocator: AllocatorKind) -> DeviceFacts {

@@ -17,12 +17,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::memory::policy::FastHash;
 use crate::memory::{Event, Ordinal, Stream};
 use crate::trial::exit_status;
-use crate::units::MIB;
 
 /// The most events kept for one window, 384 MiB of them. A step of a large model has about 15,000.
 const MAX_WINDOW_EVENTS: usize = 16 << 20;
-/// Live bytes may pass the limit by half of it, and by this much at least, before the process leaves.
-const FAR_OVER_MARGIN_BYTES: u64 = 256 * MIB;
 
 /// How many reasons there are to call the hook: an open trial, a running probe. Zero costs one relaxed load.
 static WATCHERS: AtomicUsize = AtomicUsize::new(0);
@@ -68,7 +65,8 @@ impl From<Record> for Event {
 
 /// What one trial has recorded.
 struct Trial {
-    limit_bytes: u64,
+    /// More live bytes than this would harm the host.
+    ceiling_bytes: u64,
     live: HashMap<usize, Buffer, FastHash>,
     live_bytes: u64,
     next_ordinal: u64,
@@ -87,9 +85,9 @@ pub(super) struct Window {
 }
 
 impl Trial {
-    fn new(limit_bytes: u64) -> Self {
+    fn new(ceiling_bytes: u64) -> Self {
         Self {
-            limit_bytes,
+            ceiling_bytes,
             live: HashMap::default(),
             live_bytes: 0,
             next_ordinal: 0,
@@ -118,7 +116,7 @@ impl Trial {
     fn insert(&mut self, pointer: usize, buffer: Buffer) {
         self.live.insert(pointer, buffer);
         self.live_bytes = self.live_bytes.saturating_add(buffer.bytes);
-        if is_far_over(self.live_bytes, self.limit_bytes) {
+        if self.live_bytes > self.ceiling_bytes {
             leave();
         }
     }
@@ -141,12 +139,6 @@ impl Trial {
             self.allocate(pointer, bytes);
         }
     }
-}
-
-/// Whether so much is live that going on would harm the host. A small overshoot is an out-of-memory outcome that the
-/// end of the phase reports.
-fn is_far_over(live_bytes: u64, limit_bytes: u64) -> bool {
-    live_bytes > limit_bytes.saturating_add((limit_bytes / 2).max(FAR_OVER_MARGIN_BYTES))
 }
 
 /// Leaves the process at once, with a status that the driver reads as out of memory. No destructor may run: the
@@ -228,10 +220,10 @@ pub(super) fn probe(make: impl FnOnce()) -> bool {
     PROBED.get()
 }
 
-/// Starts a trial with nothing live. One that is open ends.
-pub(super) fn begin_trial(limit_bytes: u64) {
+/// Starts a trial with nothing live. One that is open ends. The process leaves when more than `ceiling_bytes` are live.
+pub(super) fn begin_trial(ceiling_bytes: u64) {
     end_trial();
-    replace_trial(Some(Trial::new(limit_bytes)));
+    replace_trial(Some(Trial::new(ceiling_bytes)));
     WATCHERS.fetch_add(1, Ordering::SeqCst);
 }
 
@@ -303,16 +295,5 @@ mod tests {
         let shapes: Vec<_> = trial.records.iter().map(|r| (r.is_free, r.ordinal, r.bytes)).collect();
         assert_eq!(shapes, [(true, 0, 0), (false, 1, 128)]);
         assert_eq!(trial.live_bytes, 128);
-    }
-
-    #[test]
-    fn only_a_large_overshoot_is_far_over_the_limit() {
-        let limit = 100 * MIB;
-        assert!(!is_far_over(limit + 1, limit));
-        assert!(!is_far_over(limit + 256 * MIB, limit));
-        assert!(is_far_over(limit + 256 * MIB + 1, limit));
-        assert!(!is_far_over(1500 * MIB, 1000 * MIB));
-        assert!(is_far_over(1501 * MIB, 1000 * MIB));
-        assert!(!is_far_over(u64::MAX, u64::MAX));
     }
 }

@@ -68,6 +68,15 @@ fn limits_come_from_what_the_host_has() {
 }
 
 #[test]
+fn only_a_large_overshoot_is_far_over_the_limit_unless_the_host_has_no_more() {
+    assert_eq!(ceiling_bytes(100 * MIB, 10_000 * MIB), 356 * MIB);
+    assert_eq!(ceiling_bytes(1000 * MIB, 10_000 * MIB), 1500 * MIB);
+    assert_eq!(ceiling_bytes(1000 * MIB, 1200 * MIB), 1200 * MIB);
+    assert_eq!(ceiling_bytes(1000 * MIB, 900 * MIB), 1000 * MIB);
+    assert_eq!(ceiling_bytes(u64::MAX, 0), u64::MAX);
+}
+
+#[test]
 fn allocated_bytes_after_building_are_the_sum_of_the_tensors() {
     let mut device = open(256 * MIB);
     let (tensors, ended) = within(&mut device, Phase::Build, || [zeros(4), zeros(8), zeros(512)]);
@@ -207,6 +216,54 @@ fn the_event_stream_has_marks_and_sorted_runs_of_frees() {
     assert_eq!(events[..2], [Event::Mark(Mark::Step(5)), Event::Mark(Mark::Phase(Phase::Forward))]);
     let frees: Vec<Event> = (0..3).map(|n| Event::Free { ordinal: Ordinal(n) }).collect();
     assert_eq!(events[events.len() - 3..], frees);
+}
+
+/// The events of one training step of a small network with an embedding, a normalisation and a softmax.
+fn recorded_step(batch: usize) -> Vec<Event> {
+    let mut device = open(256 * MIB);
+    let events = record(&mut device);
+    let variable =
+        |shape: (usize, usize)| Var::from_tensor(&Tensor::rand(0f32, 1f32, shape, &Device::Cpu).unwrap()).unwrap();
+    let (variables, _) =
+        within(&mut device, Phase::Build, || [variable((50, 48)), variable((48, 96)), variable((96, 50))]);
+    let (tokens, _) = within(&mut device, Phase::Load, || {
+        let tokens: Vec<u32> = (0..batch as u32 * 7).map(|n| n % 50).collect();
+        Tensor::from_vec(tokens, batch * 7, &Device::Cpu).unwrap() // [batch * 7]
+    });
+    let (loss, _) = within(&mut device, Phase::Forward, || {
+        let hidden = variables[0].index_select(&tokens, 0).unwrap(); // [batch * 7, 48]
+        let centred = hidden.broadcast_sub(&hidden.mean_keepdim(1).unwrap()).unwrap(); // [batch * 7, 48]
+        let hidden = centred.matmul(&variables[1]).unwrap().gelu().unwrap(); // [batch * 7, 96]
+        let logits = hidden.matmul(&variables[2]).unwrap(); // [batch * 7, 50]
+        let log_sum = logits.exp().unwrap().sum_keepdim(1).unwrap().log().unwrap(); // [batch * 7, 1]
+        logits.broadcast_sub(&log_sum).unwrap().gather(&tokens.unsqueeze(1).unwrap(), 1).unwrap().mean_all().unwrap() // []
+    });
+    within(&mut device, Phase::Backward, || drop(loss.backward().unwrap())).1.unwrap();
+    drop((tokens, loss, variables));
+    assert_eq!(device.end_trial(), 0);
+    drop(device);
+    Rc::into_inner(events).unwrap().into_inner()
+}
+
+#[test]
+fn two_small_batches_foretell_a_larger_one_event_by_event() {
+    let (two, three, nine) = (recorded_step(2), recorded_step(3), recorded_step(9));
+    assert_eq!(two.len(), three.len());
+    let foretold: Vec<Event> = two
+        .iter()
+        .zip(&three)
+        .map(|(left, right)| match (*left, *right) {
+            (Event::Alloc { ordinal, bytes, stream }, Event::Alloc { bytes: more, .. }) => {
+                Event::Alloc { ordinal, bytes: bytes + 7 * (more - bytes), stream }
+            }
+            (left, right) => {
+                assert_eq!(left, right);
+                left
+            }
+        })
+        .collect();
+    assert!(foretold.len() > 60);
+    assert_eq!(foretold, nine);
 }
 
 #[test]

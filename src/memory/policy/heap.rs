@@ -6,10 +6,12 @@
 //! by (size, address), which is PyTorch's order within one stream.
 
 use std::collections::{BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
 
+use super::free_list::FreeList;
+use super::hash::FastHash;
 use super::settings::{PoolKind, Settings};
 use super::{Address, Counts, PoolState, Stream};
+use crate::memory::snapshot;
 
 /// A block's place in the arena.
 pub(super) type Index = u32;
@@ -27,6 +29,10 @@ pub(super) enum BlockState {
     Pending,
     /// In the cache.
     Free,
+    /// Address space without memory behind it (expandable segments).
+    Unmapped,
+    /// Nothing: the place in the arena waits for another block.
+    Vacant,
 }
 
 /// A range of addresses within a segment.
@@ -53,11 +59,28 @@ impl Block {
     }
 }
 
+/// A block as others see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlacedBlock {
+    pub(crate) address: Address,
+    pub(crate) bytes: u64,
+    pub(crate) requested_bytes: u64,
+    pub(crate) state: snapshot::BlockState,
+    pub(crate) stream: Stream,
+    pub(crate) is_small: bool,
+    pub(crate) is_expandable: bool,
+    /// Whether it follows the block before it in the same segment.
+    pub(crate) continues: bool,
+}
+
 /// The free blocks of one stream and kind.
 #[derive(Debug)]
 pub(super) struct Pool {
+    pub(super) stream: Stream,
     pub(super) kind: PoolKind,
-    pub(super) free: BTreeSet<(u64, u64, Index)>,
+    pub(super) free: FreeList,
+    /// Unmapped blocks by address.
+    pub(super) unmapped: BTreeSet<(u64, Index)>,
     /// How often the pool was searched.
     pub(super) searches: u64,
 }
@@ -69,7 +92,6 @@ pub(super) struct Heap {
     vacant: Vec<Index>,
     pools: Vec<Pool>,
     streams: HashMap<Stream, PoolIndex, FastHash>,
-    live: HashMap<u64, Index, FastHash>,
     pub(super) figures: Figures,
     pub(super) counts: Counts,
 }
@@ -96,7 +118,7 @@ impl Heap {
         let pools = &mut self.pools;
         let small = *self.streams.entry(stream).or_insert_with(|| {
             for kind in [PoolKind::Small, PoolKind::Large] {
-                pools.push(Pool { kind, free: BTreeSet::new(), searches: 0 });
+                pools.push(Pool { stream, kind, free: FreeList::default(), unmapped: BTreeSet::new(), searches: 0 });
             }
             pools.len() - 2
         });
@@ -142,11 +164,6 @@ impl Heap {
         (self.blocks.len() - 1) as Index
     }
 
-    /// The block live (or pending) at an address.
-    pub(super) fn live_at(&self, address: Address) -> Option<Index> {
-        self.live.get(&address.0).copied()
-    }
-
     /// Counts a new segment of `bytes`.
     pub(super) fn reserve(&mut self, bytes: u64) {
         self.figures.reserved += bytes;
@@ -178,7 +195,7 @@ impl Heap {
     pub(super) fn remove_free(&mut self, index: Index, settings: &Settings) {
         let block = *self.block(index);
         let pool = &mut self.pools[block.pool];
-        pool.free.remove(&(block.bytes, block.address, index));
+        pool.free.remove((block.bytes, block.address, index));
         self.figures.free -= block.bytes;
         self.figures.free_blocks -= 1;
         self.figures.releasable -= releasable(&block, pool.kind, settings);
@@ -225,22 +242,21 @@ impl Heap {
 
     /// Gives a block's place in the arena back.
     pub(super) fn vacate(&mut self, index: Index) {
+        self.block_mut(index).state = BlockState::Vacant;
         self.vacant.push(index);
     }
 
     /// Marks a block that is in no list as live.
-    pub(super) fn make_live(&mut self, index: Index, requested_bytes: u64) -> Address {
+    pub(super) fn make_live(&mut self, index: Index, requested_bytes: u64) {
         let block = self.block_mut(index);
         block.state = BlockState::Live;
         block.requested_bytes = requested_bytes;
-        let (address, bytes) = (block.address, block.bytes);
-        self.live.insert(address, index);
+        let bytes = block.bytes;
         let figures = &mut self.figures;
         figures.allocated += bytes;
         figures.requested += requested_bytes;
         figures.live_blocks += 1;
         figures.peak_allocated = figures.peak_allocated.max(figures.allocated);
-        Address(address)
     }
 
     /// Notes that the program has freed a live block that another stream still uses.
@@ -258,7 +274,6 @@ impl Heap {
     /// Takes a live or pending block out of use. It is in no list then.
     pub(super) fn retire(&mut self, index: Index) {
         let block = *self.block(index);
-        self.live.remove(&block.address);
         if block.state == BlockState::Pending {
             self.figures.pending -= block.bytes;
         } else {
@@ -273,6 +288,28 @@ impl Heap {
         for neighbour in [self.block(index).previous, self.block(index).next] {
             if self.neighbour(neighbour).is_some_and(|block| block.state == BlockState::Free) {
                 self.remove_free(neighbour, settings);
+                self.absorb(index, neighbour);
+            }
+        }
+    }
+
+    /// Puts an unmapped block into its pool.
+    pub(super) fn insert_unmapped(&mut self, index: Index) {
+        let block = *self.block(index);
+        self.pools[block.pool].unmapped.insert((block.address, index));
+    }
+
+    /// Takes an unmapped block out of its pool.
+    pub(super) fn remove_unmapped(&mut self, index: Index) {
+        let block = *self.block(index);
+        self.pools[block.pool].unmapped.remove(&(block.address, index));
+    }
+
+    /// Joins an unmapped block that is in no list with the unmapped neighbours on both sides.
+    pub(super) fn merge_unmapped_neighbours(&mut self, index: Index) {
+        for neighbour in [self.block(index).previous, self.block(index).next] {
+            if self.neighbour(neighbour).is_some_and(|block| block.state == BlockState::Unmapped) {
+                self.remove_unmapped(neighbour);
                 self.absorb(index, neighbour);
             }
         }
@@ -299,6 +336,31 @@ impl Heap {
             free_blocks: figures.free_blocks,
             segments: figures.segments,
         }
+    }
+
+    /// Every block with memory behind it, segment by segment.
+    pub(super) fn mapped_blocks(&self) -> Vec<PlacedBlock> {
+        let is_mapped = |block: &&Block| !matches!(block.state, BlockState::Unmapped | BlockState::Vacant);
+        let mut all: Vec<&Block> = self.blocks.iter().filter(is_mapped).collect();
+        all.sort_unstable_by_key(|block| block.address);
+        let placed = all.into_iter().map(|block| {
+            let pool = &self.pools[block.pool];
+            PlacedBlock {
+                address: Address(block.address),
+                bytes: block.bytes,
+                requested_bytes: block.requested_bytes,
+                state: match block.state {
+                    BlockState::Live => snapshot::BlockState::Active,
+                    BlockState::Pending => snapshot::BlockState::PendingFree,
+                    BlockState::Free | BlockState::Unmapped | BlockState::Vacant => snapshot::BlockState::Inactive,
+                },
+                stream: pool.stream,
+                is_small: pool.kind == PoolKind::Small,
+                is_expandable: block.range_start.is_some(),
+                continues: self.neighbour(block.previous).as_ref().is_some_and(is_mapped),
+            }
+        });
+        placed.collect()
     }
 
     /// Starts a new window for the peaks.
@@ -329,71 +391,5 @@ pub(super) fn whole_pages(block: &Block, range_start: u64, page_bytes: u64) -> (
     (low, high)
 }
 
-/// A hasher for integers that an adversary gains nothing by colliding more than a slow replay of his own file.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct IntegerHasher(u64);
-
-/// Builds [`IntegerHasher`]s.
-pub(crate) type FastHash = BuildHasherDefault<IntegerHasher>;
-
-impl Hasher for IntegerHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        // A multiplication by an odd constant (2^64 / golden ratio) and a fold, so that low and high bits both count.
-        let product = u128::from(self.0 ^ value) * 0x9e37_79b9_7f4a_7c15;
-        self.0 = (product as u64) ^ ((product >> 64) as u64);
-    }
-
-    fn write_usize(&mut self, value: usize) {
-        self.write_u64(value as u64);
-    }
-}
-
 #[cfg(test)]
-impl Heap {
-    /// The figures by a walk over all blocks, to check the incremental ones against.
-    pub(super) fn walk(&self, settings: &Settings) -> Figures {
-        let vacant: std::collections::HashSet<Index> = self.vacant.iter().copied().collect();
-        let mut figures = Figures {
-            peak_allocated: self.figures.peak_allocated,
-            peak_reserved: self.figures.peak_reserved,
-            segments: self.figures.segments,
-            ..Figures::default()
-        };
-        for (index, block) in self.blocks.iter().enumerate().filter(|(index, _)| !vacant.contains(&(*index as Index))) {
-            figures.reserved += block.bytes;
-            match block.state {
-                BlockState::Live => {
-                    figures.allocated += block.bytes;
-                    figures.requested += block.requested_bytes;
-                    figures.live_blocks += 1;
-                    assert_eq!(self.live.get(&block.address), Some(&(index as Index)));
-                }
-                BlockState::Pending => {
-                    figures.pending += block.bytes;
-                    figures.requested += block.requested_bytes;
-                }
-                BlockState::Free => {
-                    figures.free += block.bytes;
-                    figures.free_blocks += 1;
-                    figures.releasable += releasable(block, self.pools[block.pool].kind, settings);
-                }
-            }
-            if block.next != NONE {
-                let next = self.block(block.next);
-                assert_eq!(next.previous, index as Index, "neighbours agree");
-                assert_eq!(next.address, block.address + block.bytes, "neighbours touch");
-            }
-        }
-        figures
-    }
-}
+mod walk;

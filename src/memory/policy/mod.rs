@@ -8,19 +8,24 @@ use serde::{Deserialize, Serialize};
 use super::event::Stream;
 use super::spec::AllocatorKind;
 
+pub mod conf;
 pub mod native;
 pub mod settings;
 
+mod expandable;
+mod free_list;
+mod hash;
 mod heap;
 
 #[cfg(test)]
 mod contract;
 
-pub(crate) use heap::FastHash;
+pub use conf::{AllocConf, Backend, ConfError};
+pub(crate) use hash::FastHash;
 pub use settings::Settings;
 
 /// An address in a policy's own space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Address(pub u64);
 
@@ -126,12 +131,13 @@ pub enum PolicyError {
 }
 
 /// The kinds that [`build`] has a model of.
-pub const KINDS: [AllocatorKind; 1] = [AllocatorKind::Native];
+pub const KINDS: [AllocatorKind; 2] = [AllocatorKind::Native, AllocatorKind::Expandable];
 
 /// The registry: the policy of a kind, with a limit of `limit_bytes`. `auto` is the CPU device's own, `native`.
 pub fn build(kind: AllocatorKind, limit_bytes: u64) -> Result<Box<dyn Policy>, PolicyError> {
     match kind {
         AllocatorKind::Auto | AllocatorKind::Native => Ok(Box::new(native::Native::new(limit_bytes))),
-        AllocatorKind::Expandable | AllocatorKind::CudaMallocAsync => Err(PolicyError::NotSupported(kind)),
+        AllocatorKind::Expandable => Ok(Box::new(native::Native::with_settings(Settings::expandable(), limit_bytes))),
+        AllocatorKind::CudaMallocAsync => Err(PolicyError::NotSupported(kind)),
     }
 }

@@ -153,7 +153,7 @@ impl Settings {
     }
 
     /// The largest request that a new segment can serve when the device has `budget_bytes` left.
-    pub(super) fn largest_in_new_segment(&self, budget_bytes: u64) -> u64 {
+    pub fn largest_in_new_segment(&self, budget_bytes: u64) -> u64 {
         let own = budget_bytes - budget_bytes % self.round_large_bytes.max(1);
         if own >= self.min_large_bytes && own > self.small_request_bytes {
             return self.round_down(own);

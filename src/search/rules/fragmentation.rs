@@ -1,4 +1,9 @@
 //! The fragmentation rate stays under its threshold in the steady state.
+//!
+//! A rate is a share of what the allocator holds, and a caching allocator holds at least a segment. Where the bytes
+//! behind the rate are under 1 % of the limit they cannot decide whether a run fits, so the rate is shown and does not
+//! gate: a model of 1 MiB in a segment of 2 MiB is half empty and perfectly safe. (The rate `external` is silent under
+//! the same share, see [`crate::memory::fragmentation`].)
 
 use super::{Finding, Rule, steady};
 use crate::config::plan::SafetyPlan;
@@ -8,6 +13,9 @@ use crate::units::Fraction;
 
 /// From this share of the threshold on the reason warns.
 const WARNING_SHARE: f64 = 2.0 / 3.0;
+
+/// Bytes under this share of the limit do not gate.
+const NEGLIGIBLE_DIVISOR: u64 = 100;
 
 /// The highest fragmentation rate is under the threshold.
 #[derive(Debug)]
@@ -20,10 +28,17 @@ impl Rule for FragmentationRate {
 
     fn check(&self, trial: &TrialRecord, safety: &SafetyPlan) -> Finding {
         let threshold = safety.fragmentation_threshold.0;
-        let worst = steady(&trial.samples)
-            .filter_map(|sample| Some((sample, rate(sample, safety)?)))
-            .max_by(|(_, a), (_, b)| a.total_cmp(b));
-        let Some((sample, rate)) = worst else {
+        let rated = || steady(&trial.samples).filter_map(|sample| Some((sample, rate(sample, safety)?)));
+        let highest = |a: &(&MemorySample, f64), b: &(&MemorySample, f64)| a.1.total_cmp(&b.1);
+        let gating = rated().filter(|(sample, rate)| !is_negligible(sample, *rate)).max_by(highest);
+        if gating.is_none()
+            && let Some((sample, rate)) = rated().max_by(highest)
+        {
+            let unused = crate::units::Bytes(unused_bytes(sample, rate));
+            let reason = format!("{unused} fragmented at most, under 1% of the limit");
+            return Finding { value: Some(rate), limit: Some(threshold), passed: true, reason };
+        }
+        let Some((sample, rate)) = gating else {
             let reason = "no sample after the warm-up has a rate".to_owned();
             return Finding { value: None, limit: Some(threshold), passed: true, reason };
         };
@@ -39,6 +54,15 @@ impl Rule for FragmentationRate {
         let reason = format!("{} of memory fragmented at step {}, {judgement}", shown(rate), sample.step);
         Finding { value: Some(rate), limit: Some(threshold), passed, reason }
     }
+}
+
+/// The bytes behind a rate, taken from what the allocator held at the window's peak.
+fn unused_bytes(sample: &MemorySample, rate: f64) -> u64 {
+    Fraction(rate).of(sample.peak_reserved_bytes)
+}
+
+fn is_negligible(sample: &MemorySample, rate: f64) -> bool {
+    unused_bytes(sample, rate) < sample.limit_bytes / NEGLIGIBLE_DIVISOR
 }
 
 /// The rate that the plan asked for, of the allocator it asked for.
@@ -72,6 +96,15 @@ mod tests {
         assert!(!finding.passed);
         assert_eq!(finding.value, Some(0.41));
         assert!(finding.reason.contains("41% of memory fragmented at step 20"), "{}", finding.reason);
+    }
+
+    #[test]
+    fn a_high_rate_of_next_to_nothing_is_shown_and_passes() {
+        let tiny = MemorySample { peak_reserved_bytes: 2 << 20, ..with_rate(4, 0.62) };
+        let finding = FragmentationRate.check(&completed(point(8), vec![tiny]), &safety());
+        assert!(finding.passed);
+        assert_eq!(finding.value, Some(0.62));
+        assert_eq!(finding.reason, "1.2 MiB fragmented at most, under 1% of the limit");
     }
 
     #[test]

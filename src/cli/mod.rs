@@ -1,0 +1,205 @@
+//! The command line: one file a command. This room and [`crate::progress`] are the only ones that print.
+#![expect(clippy::print_stderr, reason = "this room prints")]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::error::Error;
+use crate::exit_code;
+use crate::model::Registry;
+use crate::report::export::Format;
+
+mod check;
+mod completions;
+mod diagnostics;
+mod export;
+mod schema;
+mod search;
+
+/// The examples under `tune --help`.
+const EXAMPLES: &str = "\
+Examples:
+  Find the fastest safe configuration and write recommendation.yaml:
+    tune --config configs/quickstart.yaml
+
+  Try what a 40 GiB card would take, for at most five minutes:
+    tune --config model.yaml --limit 40GiB --budget 5m
+
+  See the resolved plan without running anything:
+    tune check --config model.yaml --set target.batch_size=128
+
+  Launch with the answer (two statements, so that a failure stops the script):
+    tune_env=$(tune export --format env recommendation.yaml)
+    eval \"$tune_env\"
+
+Exit codes: 0 safe, 2 usage or configuration, 3 no safe configuration, 4 device unavailable,
+5 budget ended first, 6 the workload fails whatever the size, 130 interrupted, 1 a bug.";
+
+/// Finds the fastest batch configuration that is shown to be safe, by running real training steps before the launch.
+#[derive(Debug, Parser)]
+#[command(name = "tune", version, after_long_help = EXAMPLES, after_help = "See `tune --help` for examples.")]
+#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    search: SearchArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print the resolved plan, every default shown; refuse what cannot run
+    Check(PlanArgs),
+    /// Print a safe recommendation in the form that a launch needs
+    Export(ExportArgs),
+    /// Print the JSON Schema of the configuration file
+    Schema,
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Run trials for a driver (started by tune itself)
+    #[command(hide = true)]
+    Worker,
+}
+
+/// Which plan: the file and what the command line changes of it.
+#[derive(Clone, Debug, Args)]
+struct PlanArgs {
+    /// The configuration file
+    #[arg(long, value_name = "FILE", required = true)]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    changes: ChangeArgs,
+}
+
+impl PlanArgs {
+    fn path(&self) -> PathBuf {
+        self.config.clone().unwrap_or_default()
+    }
+}
+
+/// What the command line changes of a configuration.
+#[derive(Clone, Debug, Args)]
+struct ChangeArgs {
+    /// Where to train: auto, cpu, cuda or cuda:1
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
+    /// What tensors may use: a size such as 40GiB or a share such as 85%
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<String>,
+    /// How long the search may take, such as 5m
+    #[arg(long, value_name = "TIME")]
+    budget: Option<String>,
+    /// How to search: staged or grid
+    #[arg(long, value_name = "STRATEGY")]
+    strategy: Option<String>,
+    /// Change any key of the configuration; may be given several times
+    #[arg(long = "set", value_name = "KEY.PATH=VALUE")]
+    set: Vec<String>,
+}
+
+impl ChangeArgs {
+    /// The flags as overrides of the file's keys, the named ones after `--set` so that they win.
+    fn overrides(&self) -> Vec<String> {
+        let named = [
+            ("device", &self.device),
+            ("memory.limit", &self.limit),
+            ("budget.time", &self.budget),
+            ("search.strategy", &self.strategy),
+        ];
+        let named = named.iter().filter_map(|(key, value)| value.as_ref().map(|value| format!("{key}={value}")));
+        self.set.iter().cloned().chain(named).collect()
+    }
+}
+
+#[derive(Debug, Args)]
+struct SearchArgs {
+    #[command(flatten)]
+    plan: PlanArgs,
+    /// Where to write the recommendation
+    #[arg(long, value_name = "FILE", default_value = "recommendation.yaml")]
+    output: PathBuf,
+    /// Where to keep the journal [default: .tune/<name>]
+    #[arg(long, value_name = "DIR")]
+    study: Option<PathBuf>,
+    /// Show which trials would run, and run none
+    #[arg(long)]
+    dry_run: bool,
+    /// Go on with the study in --study instead of starting anew
+    #[arg(long)]
+    resume: bool,
+    /// Print every event as a line of JSON on standard output
+    #[arg(long, conflicts_with = "quiet")]
+    json: bool,
+    /// Print the answer and warnings only
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+#[derive(Debug, Args)]
+struct ExportArgs {
+    /// The recommendation file
+    #[arg(value_name = "FILE", default_value = "recommendation.yaml")]
+    recommendation: PathBuf,
+    /// The format
+    #[arg(long, value_enum, default_value_t = Format::Env)]
+    format: Format,
+    /// Refuse a recommendation that was not made for this configuration file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    changes: ChangeArgs,
+}
+
+/// The program: reads the command line, runs the command, prints an error once and gives the exit code.
+pub fn main(registry: &Registry) -> ExitCode {
+    let cli = Cli::parse();
+    if matches!(cli.command, Some(Command::Worker)) {
+        return crate::trial::worker::main(registry);
+    }
+    diagnostics::install();
+    match dispatch(cli, registry) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            diagnostics::print(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn dispatch(cli: Cli, registry: &Registry) -> Result<u8, Error> {
+    match cli.command {
+        None => search::run(&cli.search, registry),
+        Some(Command::Check(args)) => check::run(&args, registry),
+        Some(Command::Export(args)) => export::run(&args),
+        Some(Command::Schema) => schema::run(),
+        Some(Command::Completions { shell }) => completions::run(shell, &mut Cli::command()),
+        Some(Command::Worker) => Ok(exit_code::BUG),
+    }
+}
+
+/// Prints a result to standard output. A reader that went away (`| head`) is no error.
+fn print_result(text: &str) -> Result<(), Error> {
+    use std::io::{ErrorKind, Write};
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(source) if source.kind() != ErrorKind::BrokenPipe => {
+            Err(Error::Io { action: "cannot write to standard output", source })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,178 @@
+//! `tune --config`: the main job.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::{SearchArgs, check, print_result};
+use crate::config::Plan;
+use crate::error::Error;
+use crate::exit_code;
+use crate::model::Registry;
+use crate::progress::{self, ProgressMode};
+use crate::report::table;
+use crate::search::driver::{DriverError, End, Study};
+use crate::search::{Ask, History, strategy};
+use crate::trial::journal::{Header, Journal, StudyLock};
+use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
+use crate::trial::{Interrupt, TrialRecord};
+
+pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
+    let loaded = check::load(&args.plan, registry)?;
+    for note in loaded.notes() {
+        eprintln!("note: {note}");
+    }
+    let plan = &loaded.plan;
+    if args.dry_run {
+        print_result(&dry_run(plan))?;
+        return Ok(exit_code::SAFE);
+    }
+    let folder = args.study.clone().unwrap_or_else(|| default_study(&plan.name));
+    let mut opened = OpenedStudy::open(plan, &folder, if args.resume { Start::Resume } else { Start::Fresh })?;
+    let interrupt = Interrupt::default();
+    watch_for_signals(&interrupt)?;
+    let mut executor = ProcessExecutor::new(ProcessConfig {
+        command: WorkerCommand::this_program()
+            .map_err(|source| Error::Io { action: "cannot find this program", source })?,
+        workload: plan.workload(),
+        scratch: folder.clone(),
+        patience: Patience::with_step_timeout(plan.trial.timeout),
+        interrupt: interrupt.clone(),
+        deadline: Instant::now().checked_add(plan.budget.time),
+        oom_kills: OomKills::of_this_process(),
+    });
+    let mode = match (args.json, args.quiet) {
+        (true, _) => ProgressMode::Json,
+        (_, true) => ProgressMode::Quiet,
+        _ => ProgressMode::Auto,
+    };
+    let mut reporter = progress::choose(mode);
+    let result = Study {
+        plan,
+        executor: &mut executor,
+        journal: &mut opened.journal,
+        reporter: &mut *reporter,
+        output: args.output.clone(),
+        interrupt,
+        finished: opened.finished,
+        started: opened.started,
+    }
+    .run()
+    .map_err(Error::Driver)?;
+    drop(reporter);
+    if mode != ProgressMode::Json {
+        print_result(&table::summary(&result.history, &result.recommendation))?;
+    }
+    Ok(exit_code_of(&result.end))
+}
+
+/// Whether a study directory is emptied or gone on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    Fresh,
+    Resume,
+}
+
+/// A study directory that this process owns.
+struct OpenedStudy {
+    journal: Journal,
+    finished: Vec<TrialRecord>,
+    started: String,
+}
+
+impl OpenedStudy {
+    fn open(plan: &Plan, folder: &Path, start: Start) -> Result<Self, Error> {
+        let failed = |error| Error::Driver(DriverError::Journal(error));
+        let lock = StudyLock::acquire(folder).map_err(failed)?;
+        if start == Start::Resume && Journal::exists(folder) {
+            let (journal, contents) = Journal::resume(lock).map_err(failed)?;
+            contents.header.expect_plan(&plan.sha256()).map_err(failed)?;
+            let finished = contents.finished().map(|(record, _)| record.clone()).collect();
+            return Ok(Self { journal, finished, started: contents.header.started });
+        }
+        let plan_value = serde_json::to_value(plan).unwrap_or_default();
+        let header = Header::new(&plan.sha256(), plan_value);
+        let journal = Journal::create(lock, &header).map_err(failed)?;
+        Ok(Self { journal, finished: Vec::new(), started: header.started })
+    }
+}
+
+/// `.tune/<name>`, with whatever a file name should not hold replaced.
+fn default_study(name: &str) -> PathBuf {
+    let safe = |c: char| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let name: String = name.chars().map(safe).take(80).collect();
+    let name = name.trim_start_matches('.');
+    Path::new(".tune").join(if name.is_empty() { "study" } else { name })
+}
+
+/// The first Ctrl-C (or TERM) finishes the step and saves, the second stops at once.
+fn watch_for_signals(interrupt: &Interrupt) -> Result<(), Error> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let failed = |source| Error::Io { action: "cannot set up the handling of signals", source };
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
+    let interrupt = interrupt.clone();
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            for _ in signals.forever() {
+                interrupt.request();
+            }
+        })
+        .map_err(failed)?;
+    Ok(())
+}
+
+/// What a search would do first, without doing it: later trials depend on how these end.
+fn dry_run(plan: &Plan) -> String {
+    let space = crate::search::Space::new(plan);
+    let pairs = space.pairs().iter().map(|pair| format!("{} × {}", pair.batch_size, pair.accumulation_steps));
+    let rungs = space.rungs();
+    let first = match strategy(plan).ask(&History::default()) {
+        Ask::Run { point, purpose } => format!("{purpose}: {point}"),
+        Ask::Finished(_) => "none: no size meets the target".to_owned(),
+    };
+    format!(
+        "first trial          {first}\nladder               {}\nmeeting the target   {}\nloader settings      {}\nsteps of a trial     {} + {} of warm-up, soak {}\nbudget               {}, {}\n",
+        listed(rungs.iter().map(ToString::to_string)),
+        listed(pairs),
+        space.loaders().len(),
+        plan.trial.steps,
+        plan.trial.warmup_steps,
+        plan.trial.soak_steps,
+        crate::units::format_duration(plan.budget.time),
+        crate::units::plural(plan.budget.trials as usize, "trial"),
+    )
+}
+
+/// The first items of a list, and how many more there are.
+fn listed(items: impl ExactSizeIterator<Item = String>) -> String {
+    const SHOWN: usize = 16;
+    let more = items.len().saturating_sub(SHOWN);
+    let shown: Vec<String> = items.take(SHOWN).collect();
+    if more == 0 { shown.join(", ") } else { format!("{} and {more} more", shown.join(", ")) }
+}
+
+fn exit_code_of(end: &End) -> u8 {
+    match end {
+        End::Safe => exit_code::SAFE,
+        End::NoSafePoint => {
+            eprintln!(
+                "error: no safe configuration (hint: see the rejected points above; a smaller model, a higher `memory.limit` or another target may help)"
+            );
+            exit_code::NO_SAFE_CONFIGURATION
+        }
+        End::WorkloadFails(reason) => {
+            eprintln!("error: the workload fails at the smallest batch size already: {reason}");
+            exit_code::WORKLOAD_FAILS
+        }
+        End::BudgetEnded => {
+            eprintln!(
+                "error: the budget ended before a configuration was verified (hint: `--resume` with a larger `--budget`)"
+            );
+            exit_code::BUDGET_ENDED
+        }
+        End::Interrupted => {
+            eprintln!("interrupted; what was found so far is written (hint: `--resume` goes on)");
+            exit_code::INTERRUPTED
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Values that contradict each other, or the world.
+//!
+//! Each check runs only where the keys that it reads were sound themselves, so that one slip gives one error. What a
+//! check has to work out on the way (the ladder in samples, the path of the data) is kept for [`super::resolve`].
+
+use std::path::{Path, PathBuf};
+
+use super::file::File;
+use super::leaf::amount::Rung;
+use super::leaf::list::Devices;
+use super::leaf::number::Whole;
+use super::plan::BatchSizePlan;
+use super::problem::{Problem, ProblemKind};
+use super::sections::data::Length;
+use super::source::Located;
+use crate::data::SourceKind;
+use crate::device::DeviceChoice;
+
+/// Rungs between nothing and the target where `step` is `auto`.
+const AUTO_RUNGS: usize = 8;
+
+/// What the checks worked out.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// `device`, or the one that `devices` lists.
+    pub device: DeviceChoice,
+    /// The ladder in samples per device, unless a problem keeps it from having any.
+    pub batch_size: Option<BatchSizePlan>,
+    /// The data's file or folder, absolute, for sources that read one.
+    pub path: Option<PathBuf>,
+}
+
+/// Checks a file as a whole and reports what is wrong.
+pub fn check(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Checked {
+    let mut checks = Checks { file, located, problems };
+    checks.check_workload();
+    checks.check_target();
+    checks.check_lengths();
+    checks.check_trials();
+    Checked { device: checks.device(), batch_size: checks.batch_size(), path: checks.data_path() }
+}
+
+struct Checks<'a> {
+    file: &'a File,
+    located: &'a Located,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl Checks<'_> {
+    /// Whether nothing was found wrong so far with these keys, above them or below them.
+    fn sound(&self, keys: &[&str]) -> bool {
+        let related = |known: &str, key: &str| {
+            let (long, short) = if known.len() >= key.len() { (known, key) } else { (key, known) };
+            long.strip_prefix(short).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        !self.problems.iter().any(|problem| keys.iter().any(|key| related(problem.key(), key)))
+    }
+
+    fn refuse(&mut self, kind: ProblemKind, key: &str, message: &str) {
+        self.problems.push(self.located.problem(kind, key, message));
+    }
+
+    fn missing(&mut self, key: &str, message: &str, hint: &str) {
+        self.problems.push(self.located.problem_with_key(ProblemKind::MissingKey, key, message).with_hint(hint));
+    }
+
+    /// Exactly one of model and command, and what they cannot do without.
+    fn check_workload(&mut self) {
+        match (&self.file.model, &self.file.command) {
+            (None, None) if self.sound(&["model", "command"]) => {
+                self.missing(
+                    "model",
+                    "missing, and there is no `command` either",
+                    "add `model: {family: gpt, preset: nano}`",
+                );
+            }
+            (Some(_), Some(_)) => {
+                let message = "`model` and `command` exclude each other, and both are given";
+                self.problems.push(self.located.problem_with_key(ProblemKind::Conflict, "command", message));
+            }
+            (Some(model), None) if model.family.is_none() && self.sound(&["model.family"]) => {
+                self.missing("model.family", "missing", "add `family: gpt` to `model`");
+            }
+            (None, Some(command)) if command.run.is_empty() && self.sound(&["command.run"]) => {
+                self.missing("command.run", "missing", "add `run: [python, train.py]` to `command`");
+            }
+            _ => {}
+        }
+        if self.file.launcher.as_ref().is_some_and(|launcher| launcher.command.is_empty())
+            && self.sound(&["launcher.command"])
+        {
+            self.missing("launcher.command", "missing", "add `command: [srun, --ntasks=1]` to `launcher`");
+        }
+    }
+
+    /// The target is there and can be split over the replicas.
+    fn check_target(&mut self) {
+        if !self.sound(&["target"]) {
+            return;
+        }
+        let target = &self.file.target;
+        let Some(batch_size) = target.batch_size else {
+            return self.missing("target.batch_size", "missing", "add `target: {batch_size: 64}`");
+        };
+        let (samples, replicas) = (batch_size.get(), target.replicas.get());
+        if replicas > samples {
+            let message = format!("{replicas} replicas cannot share {samples} samples");
+            self.refuse(ProblemKind::Conflict, "target.replicas", &message);
+        } else if samples % replicas != 0 && target.tolerance.fraction().0 <= 0.0 {
+            let message =
+                format!("{samples} samples cannot be shared evenly by {replicas} replicas with `tolerance: 0%`");
+            self.refuse(ProblemKind::Conflict, "target.replicas", &message);
+        }
+    }
+
+    /// Samples are as long as the model takes them.
+    fn check_lengths(&mut self) {
+        let key = "data.sequence_length";
+        if !self.sound(&[key, "model.sequence_length"]) {
+            return;
+        }
+        let model = self.file.model.as_ref().and_then(|model| model.sequence_length).map(Whole::get);
+        match (&self.file.data.sequence_length, model) {
+            (Some(Length::Fixed(tokens)), Some(model)) if tokens.get() != model => {
+                let message = format!("samples of {} tokens do not fit `model.sequence_length: {model}`", tokens.get());
+                self.refuse(ProblemKind::Conflict, key, &message);
+            }
+            (Some(Length::Fixed(tokens)), None) if self.file.model.is_some() => {
+                let message =
+                    format!("samples of {} tokens, and the model's length is left to its preset", tokens.get());
+                let hint = format!("write `sequence_length: {}` under `model` in its place", tokens.get());
+                self.problems.push(self.located.problem(ProblemKind::Conflict, key, &message).with_hint(&hint));
+            }
+            _ => {}
+        }
+    }
+
+    /// A trial holds at least one memory sample.
+    fn check_trials(&mut self) {
+        let (every, steps) = (self.file.safety.sample_every.get(), self.file.trial.steps.get());
+        if every > steps && self.sound(&["safety.sample_every", "trial.steps"]) {
+            let message = format!("a sample every {every} steps is never taken in a trial of {steps} (`trial.steps`)");
+            self.refuse(ProblemKind::Conflict, "safety.sample_every", &message);
+        }
+    }
+
+    /// `device`, or the one that `devices` lists.
+    fn device(&mut self) -> DeviceChoice {
+        let device = self.file.device.0;
+        let Devices::Some(list) = &self.file.devices else { return device };
+        match list.first() {
+            None => {
+                self.refuse(ProblemKind::InvalidValue, "devices", "an empty list, expected at least one device");
+                device
+            }
+            Some(listed) if device == DeviceChoice::Auto || device == listed.0 => listed.0,
+            Some(listed) => {
+                let message = format!("`{}` contradicts `device: {device}`", listed.0);
+                if self.sound(&["devices", "device"]) {
+                    self.refuse(ProblemKind::Conflict, "devices", &message);
+                }
+                device
+            }
+        }
+    }
+
+    /// The ladder in samples per device.
+    fn batch_size(&mut self) -> Option<BatchSizePlan> {
+        if !self.sound(&["target", "search.batch_size"]) {
+            return None;
+        }
+        let target = &self.file.target;
+        let base = target.batch_size?.count() / target.replicas.count().max(1);
+        let ladder = &self.file.search.batch_size;
+        let (start, max) = (ladder.start.at_least(base), ladder.max.at_most(base));
+        let step = match ladder.step {
+            Rung::Auto => (base / AUTO_RUNGS).max(1),
+            Rung::Amount(amount) => amount.at_most(base),
+        };
+        let over = [("start", start), ("max", max), ("step", step)];
+        for (name, samples) in over.into_iter().filter(|(_, samples)| *samples > base) {
+            let message = format!("{samples} samples on a device are more than the target of {base}");
+            self.refuse(ProblemKind::Conflict, &format!("search.batch_size.{name}"), &message);
+        }
+        if start > max && self.sound(&["search.batch_size"]) {
+            let message = format!("the ladder starts at {start} samples, above its `max` of {max}");
+            self.refuse(ProblemKind::Conflict, "search.batch_size.start", &message);
+        }
+        Some(BatchSizePlan { start, max, step })
+    }
+
+    /// The data's file or folder, absolute. Sources that read none have none.
+    fn data_path(&mut self) -> Option<PathBuf> {
+        let key = "data.path";
+        if self.file.data.source.0 == SourceKind::Synthetic || !self.sound(&[key, "data.source"]) {
+            return None;
+        }
+        let Some(written) = &self.file.data.path else {
+            self.missing(key, "missing, and `source: text` reads a file or a folder", "add `path: …` to `data`");
+            return None;
+        };
+        let path = self.base_of(key).join(&written.0);
+        match std::fs::canonicalize(&path) {
+            Ok(absolute) if absolute.to_str().is_some() => Some(absolute),
+            Ok(_) => {
+                self.refuse(ProblemKind::Outside, key, "its full path is not UTF-8");
+                None
+            }
+            Err(error) => {
+                let shown = std::path::absolute(&path).unwrap_or(path);
+                let message = format!("cannot find `{}`: {error}", shown.display());
+                let problem = self.located.problem(ProblemKind::Outside, key, &message);
+                self.problems.push(problem.with_hint("a path is relative to the file that it is written in"));
+                None
+            }
+        }
+    }
+
+    /// What a relative path is relative to: the configuration file's directory, or, for a path given with `--set`, the
+    /// working directory, as the shell completes it.
+    fn base_of(&self, key: &str) -> &Path {
+        let directory = self.located.path().parent().unwrap_or(Path::new(""));
+        if self.located.is_override(key) { Path::new("") } else { directory }
+    }
+}

@@ -1,0 +1,121 @@
+//! From what was written to what it means.
+//!
+//! Once [`super::checks`] has found nothing, [`resolve`] builds the [`Plan`]: shares of the target become samples,
+//! relative paths absolute, and absent keys their defaults.
+
+use super::checks::{self, Checked};
+use super::file::File;
+use super::leaf::list::Accumulation;
+use super::leaf::number::Whole;
+use super::plan::{BatchSizePlan, BudgetPlan, MemoryPlan, Plan, SafetyPlan, SearchPlan, TargetPlan, TrialPlan};
+use super::problem::Problem;
+use super::sections::data::Length;
+use super::sections::model::ModelFile;
+use super::source::Located;
+use crate::data::{DataSpec, LengthSpec};
+use crate::model::ModelSpec;
+use crate::train::TrainSpec;
+
+/// The plan of a file, unless a problem keeps it from having one.
+pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Option<Plan> {
+    let Checked { device, batch_size, path } = checks::check(file, located, problems);
+    if !problems.is_empty() {
+        return None;
+    }
+    let model = model_spec(file.model.as_ref()?)?;
+    Some(Plan {
+        version: file.version.0,
+        name: file
+            .name
+            .as_ref()
+            .map(|name| name.0.clone())
+            .or_else(|| model.preset.clone())
+            .unwrap_or_else(|| model.family.clone()),
+        device,
+        train: train_spec(file),
+        data: DataSpec { source: file.data.source.0, path, sequence_length: length_spec(file) },
+        pin_memory: file.data.pin_memory.0,
+        target: TargetPlan {
+            batch_size: file.target.batch_size?.count(),
+            replicas: file.target.replicas.count(),
+            tolerance: file.target.tolerance.fraction(),
+        },
+        search: search_plan(file, batch_size?),
+        memory: MemoryPlan { limit: file.memory.limit.0, allocator: file.memory.allocator.0, trim: file.memory.trim.0 },
+        safety: safety_plan(file),
+        trial: TrialPlan {
+            warmup_steps: file.trial.warmup_steps.steps(),
+            steps: file.trial.steps.steps(),
+            soak_steps: file.trial.soak_steps.steps(),
+            timeout: file.trial.timeout.duration(),
+        },
+        budget: BudgetPlan { time: file.budget.time.duration(), trials: file.budget.trials.steps() },
+        seed: file.seed.get(),
+        model,
+    })
+}
+
+fn model_spec(model: &ModelFile) -> Option<ModelSpec> {
+    Some(ModelSpec {
+        family: model.family.as_ref()?.0.clone(),
+        preset: model.preset.as_ref().map(|preset| preset.0.clone()),
+        sequence_length: model.sequence_length.map(Whole::count),
+        layers: model.layers.map(Whole::count),
+        heads: model.heads.map(Whole::count),
+        hidden_size: model.hidden_size.map(Whole::count),
+        vocabulary_size: model.vocabulary_size.map(Whole::count),
+        options: model.options.clone(),
+    })
+}
+
+fn train_spec(file: &File) -> TrainSpec {
+    TrainSpec {
+        precision: file.train.precision.0,
+        optimizer: file.train.optimizer.0,
+        learning_rate: file.train.learning_rate.0,
+        gradient_checkpointing: file.train.gradient_checkpointing.0,
+        batch_norm: file.train.batch_norm.0,
+    }
+}
+
+/// The data's own length, else the model's; none where only the preset knows it.
+fn length_spec(file: &File) -> Option<LengthSpec> {
+    match &file.data.sequence_length {
+        Some(Length::Fixed(tokens)) => Some(LengthSpec::Fixed(tokens.count())),
+        Some(Length::Range(range)) => Some(LengthSpec::Range {
+            min: range.min?.count(),
+            max: range.max?.count(),
+            distribution: range.distribution.0,
+        }),
+        None => file.model.as_ref()?.sequence_length.map(|tokens| LengthSpec::Fixed(tokens.count())),
+    }
+}
+
+fn search_plan(file: &File, batch_size: BatchSizePlan) -> SearchPlan {
+    let ascending = |mut counts: Vec<usize>| {
+        counts.sort_unstable();
+        counts
+    };
+    SearchPlan {
+        strategy: file.search.strategy.0,
+        batch_size,
+        accumulation_steps: match &file.search.accumulation_steps {
+            Accumulation::Auto => None,
+            Accumulation::Steps(steps) => Some(ascending(steps.counts())),
+        },
+        loader_workers: ascending(file.search.loader_workers.counts()),
+        prefetch_depth: file.search.prefetch_depth.counts(),
+        device_prefetch: file.search.device_prefetch.counts(),
+    }
+}
+
+fn safety_plan(file: &File) -> SafetyPlan {
+    SafetyPlan {
+        fragmentation_threshold: file.safety.fragmentation_threshold.fraction(),
+        fragmentation_metric: file.safety.fragmentation_metric.0,
+        fragmentation_source: file.safety.fragmentation_source.0,
+        sample_every: file.safety.sample_every.steps(),
+        largest_block_factor: file.safety.largest_block_factor.0,
+        headroom: file.safety.headroom.fraction(),
+    }
+}

@@ -1,0 +1,37 @@
+//! `model:`, what to train.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::leaf::number::Whole;
+use crate::config::leaf::text::Text;
+
+/// What to train: a family, and its dimensions from a preset or one by one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelFile {
+    /// The family: gpt, or one that your own binary registers. Required.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub family: Option<Text>,
+    /// A named set of dimensions of the family; the keys below override it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preset: Option<Text>,
+    /// Tokens per sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequence_length: Option<Whole<1, 16_777_216>>,
+    /// Blocks, one after the other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Whole<1, 65_536>>,
+    /// Attention heads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heads: Option<Whole<1, 65_536>>,
+    /// Width of the residual stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hidden_size: Option<Whole<1, 16_777_216>>,
+    /// Distinct tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocabulary_size: Option<Whole<1, 16_777_216>>,
+    /// Settings of a family that batchtune does not know, handed to it unread.
+    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+    pub options: serde_json::Map<String, serde_json::Value>,
+}

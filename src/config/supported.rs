@@ -1,0 +1,68 @@
+//! What a configuration may already say and this version cannot do yet.
+//!
+//! All of it in one function: whoever builds a room deletes its lines here.
+
+use super::file::File;
+use super::leaf::list::Devices;
+use super::problem::{Problem, ProblemKind};
+use super::sections::data::Length;
+use super::source::Located;
+use crate::data::SourceKind;
+use crate::memory::{AllocatorKind, Trim};
+use crate::train::{BatchNorm, GradientCheckpointing, Precision};
+
+/// Reports every key that asks for something that is not built yet.
+pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Problem>) {
+    let many_devices = match &file.devices {
+        Devices::Auto => false,
+        Devices::All => true,
+        Devices::Some(devices) => devices.len() > 1,
+    };
+    let source = file.data.source.0;
+    let replicas = file.target.replicas.get();
+    let train = &file.train;
+    let memory = &file.memory;
+    let refusals = [
+        (file.command.is_some(), "command", "a program of your own".to_owned(), "use `model`"),
+        (file.launcher.is_some(), "launcher", "a launcher".to_owned(), "remove it, or write `null`"),
+        (many_devices, "devices", "more than one device".to_owned(), "use `auto`, or name one"),
+        (replicas > 1, "target.replicas", format!("`{replicas}`, more than one replica,"), "use 1"),
+        (train.precision.0 != Precision::F32, "train.precision", word(&train.precision), "use `f32`"),
+        (
+            train.gradient_checkpointing.0 != GradientCheckpointing::None,
+            "train.gradient_checkpointing",
+            word(&train.gradient_checkpointing),
+            "use `none`",
+        ),
+        (train.batch_norm.0 != BatchNorm::Train, "train.batch_norm", word(&train.batch_norm), "use `train`"),
+        (
+            matches!(source, SourceKind::Tokens | SourceKind::ImageFolder | SourceKind::Cifar10),
+            "data.source",
+            word(&file.data.source),
+            "use `synthetic` or `text`",
+        ),
+        (
+            matches!(file.data.sequence_length, Some(Length::Range(_))),
+            "data.sequence_length",
+            "data of varying length".to_owned(),
+            "give one length",
+        ),
+        (
+            !matches!(memory.allocator.0, AllocatorKind::Auto | AllocatorKind::Native),
+            "memory.allocator",
+            word(&memory.allocator),
+            "use `auto` or `native`",
+        ),
+        (memory.trim.0 != Trim::Never, "memory.trim", word(&memory.trim), "use `never`"),
+    ];
+    for (_, key, what, instead) in refusals.iter().filter(|(asked, ..)| *asked) {
+        let problem = located.problem(ProblemKind::NotSupported, key, &format!("{what} is not supported yet"));
+        problems.push(problem.with_hint(instead));
+    }
+}
+
+/// A choice as it was written.
+fn word(choice: &impl serde::Serialize) -> String {
+    let written = serde_json::to_value(choice).unwrap_or_default();
+    format!("`{}`", written.as_str().unwrap_or_default())
+}

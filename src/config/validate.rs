@@ -1,0 +1,97 @@
+//! Checks of a plan against what this binary knows: its model families, and data that can be opened.
+//!
+//! The other stages look at the file alone; this one asks the rooms that will use it, and puts their answers to the
+//! place in the file that they are about.
+
+use super::{ConfigError, Loaded};
+use crate::data::{self, DataError};
+use crate::model::{ModelError, Registry};
+use crate::search::Space;
+
+impl Loaded {
+    /// Refuses a plan whose model or data this binary cannot build.
+    pub fn validate(&self, registry: &Registry) -> Result<(), ConfigError> {
+        let plan = &self.plan;
+        let input = registry.input(&plan.model).map_err(|error| {
+            let key = match &error {
+                ModelError::UnknownFamily { .. } => "model.family".to_owned(),
+                ModelError::UnknownPreset { .. } => "model.preset".to_owned(),
+                ModelError::Invalid { field, .. } => format!("model.{field}"),
+                ModelError::PrecisionNotSupported { .. } => "train.precision".to_owned(),
+                ModelError::Candle(_) => "model".to_owned(),
+            };
+            self.source.error_at(&key, with_causes(&error))
+        })?;
+        match data::open(&plan.data, &input, plan.seed) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                let key = match &error {
+                    DataError::Mismatch { .. } | DataError::NotSupported(_) => "data.source",
+                    _ => "data.path",
+                };
+                Err(self.source.error_at(key, with_causes(&error)))
+            }
+        }
+    }
+
+    /// What is allowed and still worth a word.
+    pub fn notes(&self) -> Vec<String> {
+        let space = Space::new(&self.plan);
+        near_targets_note(&self.plan.target, &space).into_iter().collect()
+    }
+}
+
+/// A target such as a prime has no useful divisors: either the whole batch fits, or next to nothing does.
+fn near_targets_note(target: &super::plan::TargetPlan, space: &Space) -> Option<String> {
+    let per_replica = target.batch_size / target.replicas.max(1);
+    let useful = |pair: &crate::search::space::Pair| pair.batch_size < per_replica && pair.batch_size > per_replica / 8;
+    if per_replica < 8 || space.pairs().iter().any(useful) {
+        return None;
+    }
+    let divisible = |batch: &usize| batch.is_multiple_of(4 * target.replicas);
+    let below = (1..target.batch_size).rev().find(divisible);
+    let above = (target.batch_size + 1..=2 * target.batch_size).find(divisible);
+    let near: Vec<String> = below.into_iter().chain(above).map(|batch| batch.to_string()).collect();
+    Some(format!(
+        "a target of {} has no divisor above an eighth of it, so a smaller micro-batch would be tiny (hint: {} divide well, or set `target.tolerance`)",
+        target.batch_size,
+        near.join(" and ")
+    ))
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn load(text: &str) -> Loaded {
+        super::super::parse_text(Path::new("model.yaml"), text, &[]).unwrap()
+    }
+
+    #[test]
+    fn an_unknown_family_points_at_its_key() {
+        let loaded = load("model:\n  family: gtp\ntarget: {batch_size: 8}\n");
+        let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
+        assert!(message.starts_with("model.yaml:2:11: model.family: "), "{message}");
+    }
+
+    #[test]
+    fn a_prime_target_gets_a_note_that_names_better_ones() {
+        let loaded = load("model: {family: gpt, preset: nano}\ntarget: {batch_size: 61}\n");
+        let notes = loaded.notes();
+        assert!(notes[0].contains("60 and 64"), "{notes:?}");
+        assert!(load("model: {family: gpt, preset: nano}\ntarget: {batch_size: 64}\n").notes().is_empty());
+    }
+}

@@ -1,0 +1,139 @@
+//! A plan in the shape of the file, for `tune check`: every default shown, and fed back it gives the same plan.
+
+use super::error::ConfigError;
+use super::file::File;
+use super::leaf::amount::{Amount, Rung, Share};
+use super::leaf::choice::{Choice, Pinning};
+use super::leaf::list::{Accumulation, Candidates, Devices};
+use super::leaf::memory::Limit;
+use super::leaf::number::{Factor, LearningRate, Version, Whole};
+use super::leaf::text::{DeviceName, Text};
+use super::leaf::time::Time;
+use super::parse;
+use super::plan::Plan;
+use super::sections::budget::BudgetFile;
+use super::sections::data::{DataFile, Length, LengthRange};
+use super::sections::memory::MemoryFile;
+use super::sections::model::ModelFile;
+use super::sections::safety::SafetyFile;
+use super::sections::search::{BatchSizeFile, SearchFile};
+use super::sections::target::TargetFile;
+use super::sections::train::TrainFile;
+use super::sections::trial::TrialFile;
+use crate::data::LengthSpec;
+
+impl Plan {
+    /// The plan as a configuration file that gives this plan.
+    pub fn to_yaml(&self) -> Result<String, ConfigError> {
+        parse::print(&File::from(self)).map_err(|message| ConfigError::Print { message })
+    }
+}
+
+impl From<&Plan> for File {
+    fn from(plan: &Plan) -> Self {
+        Self {
+            version: Version(plan.version),
+            name: Some(Text(plan.name.clone())),
+            device: DeviceName(plan.device),
+            model: Some(model(plan)),
+            command: None,
+            train: train(plan),
+            data: data(plan),
+            target: TargetFile {
+                batch_size: Some(Whole::clamped(plan.target.batch_size as u64)),
+                replicas: Whole::clamped(plan.target.replicas as u64),
+                tolerance: Share::clamped(plan.target.tolerance),
+            },
+            search: search(plan),
+            memory: MemoryFile {
+                limit: Limit(plan.memory.limit),
+                allocator: Choice(plan.memory.allocator),
+                trim: Choice(plan.memory.trim),
+            },
+            safety: safety(plan),
+            trial: TrialFile {
+                warmup_steps: Whole::clamped(plan.trial.warmup_steps.into()),
+                steps: Whole::clamped(plan.trial.steps.into()),
+                soak_steps: Whole::clamped(plan.trial.soak_steps.into()),
+                timeout: Time::clamped(plan.trial.timeout),
+            },
+            budget: BudgetFile {
+                time: Time::clamped(plan.budget.time),
+                trials: Whole::clamped(plan.budget.trials.into()),
+            },
+            devices: Devices::Auto,
+            launcher: None,
+            seed: Whole::clamped(plan.seed),
+        }
+    }
+}
+
+fn model(plan: &Plan) -> ModelFile {
+    let model = &plan.model;
+    ModelFile {
+        family: Some(Text(model.family.clone())),
+        preset: model.preset.clone().map(Text),
+        sequence_length: model.sequence_length.map(|tokens| Whole::clamped(tokens as u64)),
+        layers: model.layers.map(|layers| Whole::clamped(layers as u64)),
+        heads: model.heads.map(|heads| Whole::clamped(heads as u64)),
+        hidden_size: model.hidden_size.map(|width| Whole::clamped(width as u64)),
+        vocabulary_size: model.vocabulary_size.map(|tokens| Whole::clamped(tokens as u64)),
+        options: model.options.clone(),
+    }
+}
+
+fn train(plan: &Plan) -> TrainFile {
+    TrainFile {
+        precision: Choice(plan.train.precision),
+        optimizer: Choice(plan.train.optimizer),
+        learning_rate: LearningRate(plan.train.learning_rate),
+        gradient_checkpointing: Choice(plan.train.gradient_checkpointing),
+        batch_norm: Choice(plan.train.batch_norm),
+    }
+}
+
+fn data(plan: &Plan) -> DataFile {
+    DataFile {
+        source: Choice(plan.data.source),
+        path: plan.data.path.as_ref().map(|path| Text(path.to_string_lossy().into_owned())),
+        sequence_length: plan.data.sequence_length.map(|length| match length {
+            LengthSpec::Fixed(tokens) => Length::Fixed(Whole::clamped(tokens as u64)),
+            LengthSpec::Range { min, max, distribution } => Length::Range(LengthRange {
+                min: Some(Whole::clamped(min as u64)),
+                max: Some(Whole::clamped(max as u64)),
+                distribution: Choice(distribution),
+            }),
+        }),
+        pin_memory: Pinning(plan.pin_memory),
+    }
+}
+
+fn search(plan: &Plan) -> SearchFile {
+    let search = &plan.search;
+    SearchFile {
+        strategy: Choice(search.strategy),
+        batch_size: BatchSizeFile {
+            start: Amount::Samples(search.batch_size.start),
+            max: Amount::Samples(search.batch_size.max),
+            step: Rung::Amount(Amount::Samples(search.batch_size.step)),
+        },
+        accumulation_steps: match &search.accumulation_steps {
+            None => Accumulation::Auto,
+            Some(steps) => Accumulation::Steps(Candidates::clamped(steps)),
+        },
+        loader_workers: Candidates::clamped(&search.loader_workers),
+        prefetch_depth: Candidates::clamped(&search.prefetch_depth),
+        device_prefetch: Candidates::clamped(&search.device_prefetch),
+    }
+}
+
+fn safety(plan: &Plan) -> SafetyFile {
+    SafetyFile {
+        fragmentation_threshold: Share::clamped(plan.safety.fragmentation_threshold),
+        fragmentation_metric: Choice(plan.safety.fragmentation_metric),
+        fragmentation_source: Choice(plan.safety.fragmentation_source),
+        sample_every: Whole::clamped(plan.safety.sample_every.into()),
+        largest_block_factor: Factor(plan.safety.largest_block_factor),
+        headroom: Share::clamped(plan.safety.headroom),
+    }
+}

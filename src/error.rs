@@ -1,0 +1,70 @@
+//! The errors of the whole program: one variant a room, and the exit code of each.
+
+use crate::config::ConfigError;
+use crate::data::DataError;
+use crate::device::DeviceError;
+use crate::exit_code;
+use crate::model::ModelError;
+use crate::report::export::ExportError;
+use crate::report::recommendation::ReportError;
+use crate::search::driver::DriverError;
+use crate::trial::ExecutorError;
+
+/// Anything that ends a command.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The model is wrong.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The data is wrong.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The device cannot be used.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The search could not go on.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A result file cannot be read or written.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+    /// A recommendation must not be exported.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// Standard output went away or a signal handler cannot be set.
+    #[error("{action}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// The process's exit code. No wildcard: a new error forces the choice.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Model(_) | Self::Data(_) | Self::Report(_) | Self::Io { .. } => exit_code::USAGE,
+            Self::Device(_) => exit_code::DEVICE_UNAVAILABLE,
+            Self::Export(error) => match error {
+                ExportError::NotSafe(_) | ExportError::Stale { .. } => exit_code::NO_SAFE_CONFIGURATION,
+                ExportError::Unrepresentable { .. } => exit_code::USAGE,
+            },
+            Self::Driver(error) => match error {
+                DriverError::Executor(error) => match error {
+                    ExecutorError::DeviceUnavailable(_) => exit_code::DEVICE_UNAVAILABLE,
+                    ExecutorError::Workload(_) => exit_code::USAGE,
+                    ExecutorError::Cancelled => exit_code::INTERRUPTED,
+                    ExecutorError::Spawn { .. } | ExecutorError::Startup { .. } => exit_code::WORKLOAD_FAILS,
+                },
+                DriverError::BudgetEnded => exit_code::BUDGET_ENDED,
+                DriverError::Journal(_) | DriverError::Report(_) => exit_code::USAGE,
+            },
+        }
+    }
+}

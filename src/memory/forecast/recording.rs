@@ -1,0 +1,301 @@
+//! A probe's events in canonical form, cut into the parts of a run.
+//!
+//! Two probes of one workload record the same program, but not the same file: pointers, ordinals and stream handles
+//! are the process's own, hash maps drop their tensors in another order each time, and a recording that began late
+//! holds frees of things it never saw allocated. The canonical form keeps what the program did and drops the rest:
+//!
+//! - allocations are numbered from 0 in their order, streams in the order of their first use;
+//! - frees of unknown allocations are dropped, and an ordinal that is allocated again while live is freed first, as
+//!   [`Player`](crate::memory::Player) does;
+//! - steps are numbered from 0;
+//! - consecutive frees are a set: they are sorted by the allocation they free. Between two allocations free blocks
+//!   only join their neighbours, which comes to the same blocks in any order, so no figure of a replay depends on it.
+//!
+//! Marks cut the recording into [`Part`]s. The step is the unit that a run repeats.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::memory::event::{Event, Mark, Ordinal, Phase, Stream};
+use crate::memory::policy::FastHash;
+
+/// What a part of a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PartKind {
+    /// All of a recording without marks.
+    Whole,
+    /// Building the model, and what else comes before the first step.
+    Build,
+    /// One micro-batch, forward and backward, with the optimizer's step where an update ends.
+    Step,
+    /// A pass over held-out data.
+    Evaluation,
+    /// Writing weights and optimizer state.
+    Checkpoint,
+}
+
+/// A stretch of a recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// What it is.
+    pub kind: PartKind,
+    /// Its events' places in the recording, marks included.
+    pub events: Range<usize>,
+    /// The ordinals of its allocations.
+    pub allocations: Range<usize>,
+    /// Whether the optimizer stepped in it, so that an update ends here.
+    pub ends_update: bool,
+}
+
+/// A probe's events in canonical form.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recording {
+    events: Vec<Event>,
+    parts: Vec<Part>,
+    allocations: usize,
+    dropped: usize,
+}
+
+impl Recording {
+    /// Brings a recording into canonical form.
+    pub fn of(events: &[Event]) -> Self {
+        Self::collect(events.iter().copied())
+    }
+
+    /// The same from a stream of events.
+    pub fn collect(events: impl Iterator<Item = Event>) -> Self {
+        let mut renumbering = Renumbering::default();
+        for event in events {
+            renumbering.take(event);
+        }
+        renumbering.finish()
+    }
+
+    /// The events.
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// The parts, in order and without gaps.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// The number of allocations.
+    pub fn allocations(&self) -> usize {
+        self.allocations
+    }
+
+    /// Events that were dropped because they free something unknown.
+    pub fn dropped(&self) -> usize {
+        self.dropped
+    }
+
+    /// The sizes, by ordinal.
+    pub fn sizes(&self) -> impl Iterator<Item = u64> {
+        self.events.iter().filter_map(|event| match event {
+            Event::Alloc { bytes, .. } => Some(*bytes),
+            _ => None,
+        })
+    }
+
+    /// The part that an event is in.
+    pub fn part_of_event(&self, event: usize) -> Option<&Part> {
+        self.parts.get(self.parts.partition_point(|part| part.events.end <= event))
+    }
+
+    /// The part that made an allocation, by its place in [`parts`](Self::parts).
+    pub(super) fn part_of_allocation(&self, ordinal: usize) -> usize {
+        self.parts.partition_point(|part| part.allocations.end <= ordinal)
+    }
+}
+
+/// The work of [`Recording::collect`].
+#[derive(Default)]
+struct Renumbering {
+    recording: Recording,
+    live: HashMap<Ordinal, Ordinal, FastHash>,
+    streams: HashMap<Stream, Stream, FastHash>,
+    steps: u32,
+}
+
+impl Renumbering {
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Alloc { ordinal, bytes, stream } => {
+                let known = self.streams.len() as u64;
+                let stream = *self.streams.entry(stream).or_insert(Stream(known));
+                let number = Ordinal(self.recording.allocations as u64);
+                if let Some(before) = self.live.insert(ordinal, number) {
+                    self.push(Event::Free { ordinal: before });
+                }
+                self.recording.allocations += 1;
+                self.push(Event::Alloc { ordinal: number, bytes, stream });
+            }
+            Event::Free { ordinal } => match self.live.remove(&ordinal) {
+                Some(ordinal) => self.push(Event::Free { ordinal }),
+                None => self.recording.dropped += 1,
+            },
+            // What the memory was asked for back and when it came are two things; only the second moves it.
+            Event::FreeRequested { .. } => {}
+            Event::Mark(mark) => self.mark(mark),
+        }
+    }
+
+    fn mark(&mut self, mark: Mark) {
+        let kind = match mark {
+            Mark::Step(_) => Some(PartKind::Step),
+            Mark::Phase(Phase::Build) => Some(PartKind::Build),
+            Mark::Phase(Phase::Evaluation) => Some(PartKind::Evaluation),
+            Mark::Phase(Phase::Checkpoint) => Some(PartKind::Checkpoint),
+            Mark::Phase(_) => None,
+        };
+        let current = self.recording.parts.last().map(|part| part.kind);
+        match kind {
+            // A pass over many batches marks its phase for each of them.
+            Some(kind) if kind == PartKind::Step || current != Some(kind) => self.open(kind),
+            _ => {}
+        }
+        self.push(Event::Mark(match mark {
+            Mark::Step(_) => Mark::Step(self.steps),
+            phase @ Mark::Phase(_) => phase,
+        }));
+        self.steps = self.steps.saturating_add(u32::from(kind == Some(PartKind::Step)));
+        if mark == Mark::Phase(Phase::Optimizer)
+            && let Some(part) = self.recording.parts.last_mut()
+        {
+            part.ends_update = true;
+        }
+    }
+
+    /// Begins a part here. What came before the first mark is the build.
+    fn open(&mut self, kind: PartKind) {
+        let (event, allocation) = (self.recording.events.len(), self.recording.allocations);
+        if let Some(part) = self.recording.parts.last_mut() {
+            part.events.end = event;
+            part.allocations.end = allocation;
+            if part.kind == PartKind::Whole {
+                part.kind = PartKind::Build;
+                if kind == PartKind::Build {
+                    return;
+                }
+            }
+        }
+        let (events, allocations) = (event..event, allocation..allocation);
+        self.recording.parts.push(Part { kind, events, allocations, ends_update: false });
+    }
+
+    fn push(&mut self, event: Event) {
+        if self.recording.parts.is_empty() {
+            self.recording.parts.push(Part {
+                kind: PartKind::Whole,
+                events: 0..0,
+                allocations: 0..0,
+                ends_update: false,
+            });
+        }
+        self.recording.events.push(event);
+    }
+
+    fn finish(self) -> Recording {
+        let mut recording = self.recording;
+        if let Some(part) = recording.parts.last_mut() {
+            part.events.end = recording.events.len();
+            part.allocations.end = recording.allocations;
+        }
+        let runs = recording.events.chunk_by_mut(|left, right| freed(left).is_some() && freed(right).is_some());
+        for run in runs.filter(|run| run.len() > 1) {
+            run.sort_unstable_by_key(freed);
+        }
+        recording
+    }
+}
+
+fn freed(event: &Event) -> Option<Ordinal> {
+    match event {
+        Event::Free { ordinal } => Some(*ordinal),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn alloc(ordinal: u64, stream: u64) -> Event {
+        Event::Alloc { ordinal: Ordinal(ordinal), bytes: 512, stream: Stream(stream) }
+    }
+
+    fn free(ordinal: u64) -> Event {
+        Event::Free { ordinal: Ordinal(ordinal) }
+    }
+
+    fn phase(phase: Phase) -> Event {
+        Event::Mark(Mark::Phase(phase))
+    }
+
+    #[test]
+    fn the_process_own_numbers_and_orders_do_not_show() {
+        let one = Recording::of(&[alloc(70, 9), alloc(8, 4), alloc(3, 9), free(3), free(70), free(8)]);
+        let other = Recording::of(&[alloc(0, 1), alloc(1, 7), alloc(2, 1), free(1), free(2), free(0)]);
+        assert_eq!(one, other);
+        assert_eq!(one.events()[1], alloc(1, 1));
+    }
+
+    #[test]
+    fn a_free_is_not_sorted_across_an_allocation() {
+        let recording = Recording::of(&[alloc(0, 0), alloc(1, 0), free(1), alloc(2, 0), free(0)]);
+        assert_eq!(recording.events()[2..], [free(1), alloc(2, 0), free(0)]);
+    }
+
+    #[test]
+    fn frees_of_the_unknown_are_dropped_and_a_repeated_ordinal_is_freed_first() {
+        let recording = Recording::of(&[free(5), alloc(1, 0), alloc(1, 0), free(1), free(1)]);
+        assert_eq!(recording.events(), [alloc(0, 0), free(0), alloc(1, 0), free(1)]);
+        assert_eq!((recording.dropped(), recording.allocations()), (2, 2));
+    }
+
+    #[test]
+    fn marks_cut_a_recording_into_parts() {
+        let step = |n| Event::Mark(Mark::Step(n));
+        let recording = Recording::of(&[
+            alloc(0, 0),
+            phase(Phase::Build),
+            alloc(1, 0),
+            step(0),
+            phase(Phase::Forward),
+            alloc(2, 0),
+            step(1),
+            phase(Phase::Optimizer),
+            phase(Phase::Evaluation),
+            alloc(3, 0),
+            phase(Phase::Evaluation),
+            phase(Phase::Checkpoint),
+        ]);
+        let parts: Vec<_> =
+            recording.parts().iter().map(|part| (part.kind, part.allocations.clone(), part.ends_update)).collect();
+        assert_eq!(
+            parts,
+            [
+                (PartKind::Build, 0..2, false),
+                (PartKind::Step, 2..3, false),
+                (PartKind::Step, 3..3, true),
+                (PartKind::Evaluation, 3..4, false),
+                (PartKind::Checkpoint, 4..4, false),
+            ]
+        );
+        assert_eq!(recording.part_of_allocation(3), 3);
+        assert_eq!(recording.parts().last().unwrap().events, 11..12);
+    }
+
+    #[test]
+    fn a_recording_without_marks_is_one_part() {
+        let recording = Recording::of(&[alloc(0, 0), free(0)]);
+        assert_eq!(recording.parts().len(), 1);
+        assert_eq!(recording.parts()[0].kind, PartKind::Whole);
+        assert!(Recording::of(&[]).parts().is_empty());
+    }
+}

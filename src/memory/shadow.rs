@@ -1,0 +1,136 @@
+//! A policy that watches: the same events under another allocator, on a thread of its own.
+//!
+//! On CUDA candle always uses the driver's pool. Where the planned run has another allocator, its figures come from
+//! here: the training thread hands over each phase's events between phases, and asks for a sample at a step boundary.
+//! The queue is bounded, so a shadow that falls behind makes the training thread wait between phases, not grow.
+
+use std::thread::{self, JoinHandle};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::event::Event;
+use super::player::{Overrun, Player};
+use super::policy::{Policy, PoolState};
+
+/// Batches of events that may wait.
+const QUEUE_BATCHES: usize = 64;
+
+/// What the shadow's thread is asked to do.
+enum Request {
+    Play(Vec<Event>),
+    Sample(Sender<ShadowSample>),
+    Release,
+}
+
+/// A shadow's figures since the last sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShadowSample {
+    /// Its pool.
+    pub state: PoolState,
+    /// The first request since the last sample that would not have fitted.
+    pub overrun: Option<Overrun>,
+}
+
+/// A policy on a thread of its own. The thread ends when this is dropped.
+#[derive(Debug)]
+pub struct Shadow {
+    requests: Option<Sender<Request>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Shadow {
+    /// Starts the thread.
+    pub fn start(policy: Box<dyn Policy>) -> std::io::Result<Self> {
+        let (requests, inbox) = bounded(QUEUE_BATCHES);
+        let thread = thread::Builder::new().name("shadow allocator".to_owned()).spawn(move || run(policy, &inbox))?;
+        Ok(Self { requests: Some(requests), thread: Some(thread) })
+    }
+
+    /// Hands over events.
+    pub fn play(&self, events: &[Event]) {
+        self.send(Request::Play(events.to_vec()));
+    }
+
+    /// Hands cached memory back.
+    pub fn release_cached(&self) {
+        self.send(Request::Release);
+    }
+
+    /// The figures once everything handed over is played; starts a new window. `None` if the thread has ended.
+    pub fn sample(&self) -> Option<ShadowSample> {
+        let (reply, answer) = bounded(1);
+        self.send(Request::Sample(reply));
+        answer.recv().ok()
+    }
+
+    fn send(&self, request: Request) {
+        if let Some(requests) = &self.requests {
+            // The thread ends only when this side is dropped, or by a panic that `sample` tells of.
+            let _ = requests.send(request);
+        }
+    }
+}
+
+impl Drop for Shadow {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(policy: Box<dyn Policy>, inbox: &Receiver<Request>) {
+    let mut player = Player::new(policy);
+    for request in inbox {
+        match request {
+            Request::Play(events) => player.play_all(&events),
+            Request::Release => player.release_cached(),
+            Request::Sample(reply) => {
+                let sample = ShadowSample { state: player.state(), overrun: player.take_overrun() };
+                player.start_window();
+                let _ = reply.send(sample);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::policy;
+    use crate::memory::{AllocatorKind, Ordinal, Stream};
+    use crate::units::MIB;
+
+    fn alloc(ordinal: u64, bytes: u64) -> Event {
+        Event::Alloc { ordinal: Ordinal(ordinal), bytes, stream: Stream(0) }
+    }
+
+    #[test]
+    fn a_shadow_says_what_a_player_on_the_spot_would_say() {
+        let events: Vec<Event> = (0..500)
+            .flat_map(|n| [alloc(n, (n % 37) * 300_000), Event::Free { ordinal: Ordinal(n.saturating_sub(9)) }])
+            .collect();
+        for kind in policy::KINDS {
+            let shadow = Shadow::start(policy::build(kind, 200 * MIB).unwrap()).unwrap();
+            let mut player = Player::new(policy::build(kind, 200 * MIB).unwrap());
+            for batch in events.chunks(7) {
+                shadow.play(batch);
+                player.play_all(batch);
+            }
+            let sample = shadow.sample().unwrap();
+            assert_eq!((sample.state, sample.overrun), (player.state(), player.take_overrun()));
+        }
+    }
+
+    #[test]
+    fn each_sample_starts_a_window_of_its_own() {
+        let shadow = Shadow::start(policy::build(AllocatorKind::Native, 64 * MIB).unwrap()).unwrap();
+        shadow.play(&[alloc(0, 40 * MIB), Event::Free { ordinal: Ordinal(0) }, alloc(1, 100 * MIB)]);
+        let first = shadow.sample().unwrap();
+        assert_eq!((first.state.peak_allocated_bytes, first.overrun.unwrap().event), (40 * MIB, 2));
+        shadow.release_cached();
+        let second = shadow.sample().unwrap();
+        assert_eq!((second.state.peak_allocated_bytes, second.state.reserved_bytes, second.overrun), (0, 0, None));
+    }
+}

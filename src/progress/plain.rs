@@ -1,0 +1,72 @@
+//! One line an event, for logs and CI.
+
+use super::{Event, Reporter, harmless};
+use crate::search::staged::breach_reason;
+use crate::search::{JudgedTrial, Verdict};
+use crate::trial::{TrialRecord, TrialSpec};
+use crate::units::{Bytes, plural};
+
+/// Plain lines.
+#[derive(Debug, Default)]
+pub struct Plain;
+
+impl Reporter for Plain {
+    fn report(&mut self, event: &Event) {
+        if let Some(line) = line(event) {
+            eprintln!("{line}");
+        }
+    }
+}
+
+/// What an event says in one line; `None` for those that only bars show.
+pub(super) fn line(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::StudyStarted { name, target_batch_size, strategy, study, resumed_trials } => {
+            let resumed = match resumed_trials {
+                0 => String::new(),
+                count => format!(", {} resumed", plural(*count, "trial")),
+            };
+            format!(
+                "tuning {} for a batch of {target_batch_size} ({strategy}, journal in {study}{resumed})",
+                harmless(name)
+            )
+        }
+        Event::DeviceReady { facts } => format!(
+            "device {}: {}, {} for tensors, allocator {}, {}",
+            facts.device,
+            harmless(&facts.name),
+            Bytes(facts.limit_bytes),
+            facts.allocator,
+            plural(facts.cpus, "cpu")
+        ),
+        Event::TrialStarted { spec } => started(spec),
+        Event::TrialEnded { record, verdict } => ended(record, verdict),
+        Event::Skipped { point, reason } => format!("skipped batch {}: {}", point.batch_size, harmless(reason)),
+        Event::Warning { text } => format!("warning: {}", harmless(text)),
+        Event::Recommended { point, status, path } => {
+            format!("{status}: batch {} × {} written to {path}", point.batch_size, point.accumulation_steps)
+        }
+        Event::StudyEnded { status, trials, seconds } => {
+            format!("finished: {status} after {} in {seconds:.1} s", plural(*trials, "trial"))
+        }
+        Event::Step { .. } | Event::Sample { .. } => return None,
+    })
+}
+
+fn started(spec: &TrialSpec) -> String {
+    format!("trial {} ({}): {}, {}", spec.id, spec.purpose, spec.point, plural(spec.total_steps() as usize, "step"))
+}
+
+fn ended(record: &TrialRecord, verdict: &Verdict) -> String {
+    let trial = JudgedTrial { record: record.clone(), verdict: verdict.clone() };
+    let result = if trial.is_safe() { "ok".to_owned() } else { harmless(&breach_reason(&trial)) };
+    let figures = record.measurement.as_ref().map_or_else(String::new, |measurement| {
+        format!(
+            "{:.1} samples/s, {:.1} ms a step, peak {}, ",
+            measurement.samples_per_second,
+            measurement.step_ms.p50,
+            Bytes(measurement.peak_reserved_bytes)
+        )
+    });
+    format!("trial {}: {figures}{result} ({:.1} s)", record.spec.id, record.seconds)
+}

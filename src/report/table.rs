@@ -1,0 +1,148 @@
+//! The closing table for people: what was tried, why the winner won, what was rejected.
+
+use std::fmt::Write;
+
+use super::Recommendation;
+use super::recommendation::{Measured, Recommended};
+use crate::search::recommend::Status;
+use crate::search::{History, JudgedTrial, staged};
+use crate::units::{Bytes, Fraction, plural};
+
+/// Columns of the table: heading, and whether numbers stand in it.
+const COLUMNS: [(&str, Align); 8] = [
+    ("trial", Align::Right),
+    ("stage", Align::Left),
+    ("batch", Align::Right),
+    ("loader", Align::Right),
+    ("samples/s", Align::Right),
+    ("peak", Align::Right),
+    ("fragmented", Align::Right),
+    ("result", Align::Left),
+];
+
+/// Which side a column's cells stand on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Align {
+    Left,
+    Right,
+}
+
+/// The summary of a study for a terminal or a log.
+pub fn summary(history: &History, recommendation: &Recommendation) -> String {
+    let rows: Vec<[String; 8]> = history.trials().iter().map(row).collect();
+    let mut text = render(&rows);
+    text.push('\n');
+    text.push_str(&answer(recommendation));
+    text
+}
+
+fn row(trial: &JudgedTrial) -> [String; 8] {
+    let record = &trial.record;
+    let point = &record.spec.point;
+    let measurement = record.measurement.as_ref();
+    let rate = trial.verdict.checks.iter().find(|check| check.rule == "fragmentation").and_then(|check| check.value);
+    let dash = || "-".to_owned();
+    [
+        record.spec.id.to_string(),
+        record.spec.purpose.to_string(),
+        format!("{} × {}", point.batch_size, point.accumulation_steps),
+        format!("{} × {}", point.loader_workers, point.prefetch_depth),
+        measurement.map_or_else(dash, |measurement| format!("{:.1}", measurement.samples_per_second)),
+        measurement.map_or_else(dash, |measurement| Bytes(measurement.peak_reserved_bytes).to_string()),
+        rate.map_or_else(dash, |rate| format!("{:.1}%", rate * 100.0)),
+        if trial.is_safe() { "ok".to_owned() } else { single_line(&staged::breach_reason(trial)) },
+    ]
+}
+
+/// The first line of a text, shortened, with control characters made harmless.
+fn single_line(text: &str) -> String {
+    const LONGEST: usize = 90;
+    let line: String = text.lines().next().unwrap_or("").chars().filter(|c| !c.is_control()).collect();
+    if line.chars().count() <= LONGEST {
+        return line;
+    }
+    let cut: String = line.chars().take(LONGEST).collect();
+    format!("{cut}…")
+}
+
+fn render(rows: &[[String; 8]]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([COLUMNS[column].0.chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
+    let heading = COLUMNS.map(|(title, _)| title.to_owned());
+    let mut text = String::new();
+    for row in std::iter::once(&heading).chain(rows) {
+        let cells = row.iter().zip(COLUMNS).zip(&widths).map(|((cell, (_, align)), width)| match align {
+            Align::Left => format!("{cell:<width$}"),
+            Align::Right => format!("{cell:>width$}"),
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn answer(recommendation: &Recommendation) -> String {
+    let mut text = String::new();
+    match (&recommendation.recommended, &recommendation.measured) {
+        (Some(recommended), Some(measured)) => {
+            text.push_str(&headline(recommendation.status, recommended));
+            text.push_str(&figures(measured));
+            for check in &recommendation.checks {
+                let mark = if check.passed { "passed" } else { "failed" };
+                let _ = writeln!(text, "  {mark}  {}: {}", check.rule, check.reason);
+            }
+        }
+        _ => text.push_str("No safe configuration was found.\n"),
+    }
+    if !recommendation.rejected.is_empty() {
+        let _ = writeln!(text, "Rejected: {}", plural(recommendation.rejected.len(), "point"));
+        for rejected in &recommendation.rejected {
+            let _ = writeln!(
+                text,
+                "  {} × {}: {}",
+                rejected.batch_size,
+                rejected.accumulation_steps,
+                single_line(&rejected.reason)
+            );
+        }
+    }
+    for warning in &recommendation.warnings {
+        let _ = writeln!(text, "Warning: {}", single_line(warning));
+    }
+    text
+}
+
+fn headline(status: Status, recommended: &Recommended) -> String {
+    let title = match status {
+        Status::Safe => "Safe",
+        Status::Unverified => "Unverified (not soaked yet)",
+        Status::None => "None",
+    };
+    format!(
+        "{title}: batch size {} × {} = {}, {}, prefetch depth {}\n",
+        recommended.batch_size,
+        plural(recommended.accumulation_steps, "accumulation step"),
+        recommended.effective_batch_size,
+        plural(recommended.loader_workers, "loader worker"),
+        recommended.prefetch_depth,
+    )
+}
+
+fn figures(measured: &Measured) -> String {
+    format!(
+        "  {:.1} samples/s, {:.1} ms a step, {} of the time waiting for data, loss {:.3} to {:.3} over {}\n  {} reserved at the peak of a limit of {}, {} free\n",
+        measured.samples_per_second,
+        measured.step_ms.p50,
+        Fraction(measured.data_wait_fraction),
+        measured.first_loss,
+        measured.last_loss,
+        plural(measured.steps as usize, "step"),
+        Bytes(measured.peak_reserved_bytes),
+        Bytes(measured.limit_bytes),
+        Bytes(measured.headroom_bytes),
+    )
+}

@@ -1,0 +1,281 @@
+//! One worker process: its pipes, its group, and its end.
+//!
+//! # Who may be signalled
+//! A worker leads a process group whose number is its own. Signals go to that group alone, and only while the leader
+//! has not been reaped: until then, running or zombie, its number cannot be given to another process or group. So the
+//! end of the leader is watched with `WNOWAIT`, which leaves the zombie; then the group is sent SIGKILL, which reaches
+//! whatever the worker left behind (a fork in progress included: the kernel signals a group under the lock that forks
+//! take); and only then is the leader reaped. After that, nothing is signalled any more.
+//!
+//! What leaves the group by `setsid` is out of reach; no worker of ours does.
+
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+
+use super::group::has_living_member;
+use super::reader::{Line, LogTail, read_log, read_messages};
+use super::{Patience, WorkerCommand};
+use crate::trial::executor::ExecutorError;
+use crate::trial::protocol::{FromWorker, ToWorker};
+
+/// Messages that may wait to be looked at.
+const MESSAGES: usize = 256;
+/// Log lines that may wait to be shown; more are only kept in the tail.
+const LOG_LINES: usize = 256;
+/// After SIGKILL, for the kernel to end the process. Longer, and it hangs in a driver's system call.
+const DEATH: Duration = Duration::from_secs(5);
+/// After the end of the leader, for its log to be read to the end and its group to vanish.
+const AFTERMATH: Duration = Duration::from_secs(1);
+/// Between two looks at whether the group has vanished.
+const GROUP_POLL: Duration = Duration::from_millis(5);
+
+/// One thing seen of a worker.
+#[derive(Debug)]
+pub(super) enum Seen {
+    /// It said something.
+    Said(Box<FromWorker>),
+    /// It put something on its output that is no message.
+    Spoiled(String),
+    /// Its output ended within a line.
+    Torn,
+    /// Its output ended.
+    Closed,
+    /// It ended, and is not yet reaped.
+    Exited,
+    /// A line of its log.
+    Log(String),
+    /// Nothing, for as long as was asked.
+    Nothing,
+}
+
+/// How to end a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Manner {
+    /// Let it leave; then SIGTERM; then SIGKILL.
+    Gently,
+    /// SIGKILL.
+    AtOnce,
+}
+
+/// How a worker ended.
+#[derive(Debug)]
+pub(super) struct End {
+    /// Its status; `None` if the kernel cannot end it.
+    pub(super) status: Option<ExitStatus>,
+    /// The last lines of its log.
+    pub(super) log: String,
+}
+
+/// A worker process.
+#[derive(Debug)]
+pub(super) struct Worker {
+    child: Child,
+    group: Pid,
+    input: Option<Sender<Vec<u8>>>,
+    messages: Receiver<Line>,
+    /// `None` once the log has ended.
+    logs: Option<Receiver<String>>,
+    exits: Receiver<()>,
+    tail: LogTail,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    /// The leader is a zombie.
+    Exited,
+    /// The leader's number is no longer ours.
+    Reaped(ExitStatus),
+    /// SIGKILL did not end it within [`DEATH`].
+    Unkillable,
+}
+
+impl Worker {
+    /// Starts a worker in a process group of its own, with threads that tend its pipes.
+    pub(super) fn spawn(command: &WorkerCommand) -> Result<Self, ExecutorError> {
+        let failed = |source| ExecutorError::Spawn { program: command.program.display().to_string(), source };
+        let mut child = command_of(command).spawn().map_err(failed)?;
+        let id = i32::try_from(child.id()).map(Pid::from_raw).map_err(|error| failed(std::io::Error::other(error)))?;
+        let (input, lines_in) = bounded::<Vec<u8>>(16);
+        let (lines_out, messages) = bounded(MESSAGES);
+        let (log_lines, logs) = bounded(LOG_LINES);
+        let (exit, exits) = bounded(1);
+        let tail = LogTail::default();
+        // Writing may block on a worker that does not read, so it has a thread of its own.
+        if let Some(mut stdin) = child.stdin.take() {
+            thread::spawn(move || {
+                for line in lines_in {
+                    if stdin.write_all(&line).and_then(|()| stdin.flush()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        if let Some(stdout) = child.stdout.take() {
+            thread::spawn(move || read_messages(stdout, &lines_out));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            let tail = tail.clone();
+            thread::spawn(move || read_log(stderr, &tail, &log_lines));
+        }
+        thread::spawn(move || {
+            // An error other than an interruption also means that there is no running child to wait for.
+            while waitid(Id::Pid(id), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
+            let _ = exit.send(());
+        });
+        Ok(Self {
+            child,
+            group: id,
+            input: Some(input),
+            messages,
+            logs: Some(logs),
+            exits,
+            tail,
+            state: State::Running,
+        })
+    }
+
+    /// Tells the worker something. One that no longer listens is found out by its silence or its end.
+    pub(super) fn send(&self, message: &ToWorker) {
+        let (Some(input), Ok(mut line)) = (&self.input, serde_json::to_vec(message)) else { return };
+        line.push(b'\n');
+        let _ = input.try_send(line);
+    }
+
+    /// Whether it lives and has nothing to say, as between two trials.
+    pub(super) fn is_idle(&mut self) -> bool {
+        loop {
+            match self.next(Duration::ZERO) {
+                Seen::Nothing => return self.state == State::Running,
+                Seen::Log(line) => tracing::debug!(target: "batchtune::worker", "{line}"),
+                _ => return false,
+            }
+        }
+    }
+
+    /// Whether its end was seen.
+    pub(super) fn has_exited(&self) -> bool {
+        self.state != State::Running
+    }
+
+    /// The next thing seen, waiting for at most `patience`. Messages come before everything else, so that what a
+    /// worker said is heard before its end.
+    pub(super) fn next(&mut self, patience: Duration) -> Seen {
+        let deadline = Instant::now() + patience;
+        loop {
+            let logs = self.logs.as_ref().map_or_else(never, Receiver::clone);
+            select_biased! {
+                recv(self.messages) -> line => return match line {
+                    Ok(Line::Said(message)) => Seen::Said(message),
+                    Ok(Line::Spoiled(why)) => Seen::Spoiled(why),
+                    Ok(Line::Torn) => Seen::Torn,
+                    Err(_) => {
+                        self.messages = never();
+                        Seen::Closed
+                    }
+                },
+                recv(self.exits) -> _ => {
+                    self.exits = never();
+                    self.state = State::Exited;
+                    return Seen::Exited;
+                }
+                recv(logs) -> line => match line {
+                    Ok(line) => return Seen::Log(line),
+                    Err(_) => self.logs = None,
+                },
+                default(deadline.saturating_duration_since(Instant::now())) => return Seen::Nothing,
+            }
+        }
+    }
+
+    /// Sends a signal to the worker's group, if the number is still ours.
+    pub(super) fn signal(&self, signal: Signal) {
+        if matches!(self.state, State::Running | State::Exited) {
+            // ESRCH cannot be while the leader is not reaped; EPERM is a member with another user's rights.
+            let _ = killpg(self.group, signal);
+        }
+    }
+
+    /// Ends the worker and everything in its group. May be called again.
+    pub(super) fn end(&mut self, manner: Manner, patience: &Patience) -> End {
+        if self.state == State::Running && manner == Manner::Gently {
+            self.send(&ToWorker::Exit);
+            self.input = None;
+            if !self.exits_within(patience.leave) {
+                self.signal(Signal::SIGTERM);
+                self.exits_within(patience.kill);
+            }
+        }
+        self.input = None;
+        self.signal(Signal::SIGKILL);
+        if self.exits_within(DEATH) {
+            self.bury();
+        } else if self.state == State::Running {
+            tracing::warn!("worker process {} does not end after SIGKILL", self.group);
+            self.state = State::Unkillable;
+        }
+        let status = match self.state {
+            State::Reaped(status) => Some(status),
+            _ => None,
+        };
+        End { status, log: self.tail.text() }
+    }
+
+    /// Waits for the leader's end, whatever else it says meanwhile.
+    fn exits_within(&mut self, patience: Duration) -> bool {
+        if self.state == State::Running && self.exits.recv_timeout(patience).is_ok() {
+            self.exits = never();
+            self.state = State::Exited;
+        }
+        self.state == State::Exited
+    }
+
+    /// Reaps the leader, and waits for its log's end and its group's, both of which SIGKILL has decided already.
+    fn bury(&mut self) {
+        if let Ok(status) = self.child.wait() {
+            self.state = State::Reaped(status);
+        }
+        let until = Instant::now() + AFTERMATH;
+        while self.logs.as_ref().is_some_and(|logs| logs.recv_deadline(until).is_ok()) {}
+        self.logs = None;
+        while has_living_member(self.group) && Instant::now() < until {
+            thread::sleep(GROUP_POLL);
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if self.state == State::Running || self.state == State::Exited {
+            self.end(Manner::AtOnce, &Patience::with_step_timeout(Duration::ZERO));
+        }
+    }
+}
+
+fn command_of(worker: &WorkerCommand) -> Command {
+    let mut command = Command::new(&worker.program);
+    command
+        .args(&worker.arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
+        // Without it every matrix product of candle's reads /proc/cpuinfo again. The count honours both the affinity
+        // mask and the cgroup's quota.
+        let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        command.env("RAYON_NUM_THREADS", cpus.to_string());
+    }
+    command.envs(worker.environment.iter().map(|(name, value)| (name, value)));
+    command
+}

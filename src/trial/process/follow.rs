@@ -1,0 +1,265 @@
+//! Following one trial: what its worker says, until the trial has ended one way or another.
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::child::{End, Manner, Seen, Worker};
+use super::reader::printable;
+use super::{ProcessConfig, TICK};
+use crate::trial::executor::Observation;
+use crate::trial::exit_status::FAR_OVER_LIMIT;
+use crate::trial::outcome::{Outcome, TrialRecord};
+use crate::trial::protocol::{FromWorker, ToWorker};
+use crate::trial::spec::TrialId;
+
+/// Warnings of a trial that are kept.
+const WARNINGS: usize = 32;
+/// Samples beyond one a step: after the build, the evaluation, the checkpoint and the last step, with some to spare.
+const EXTRA_SAMPLES: usize = 16;
+/// After the worker's end, for what it said before to be read to the end.
+const DRAIN: Duration = Duration::from_secs(1);
+const TORN: &str = "its output ended within a line";
+
+/// How a trial ended, as far as its worker's words and signs of life go.
+#[derive(Debug)]
+pub(super) enum Ending {
+    /// It said so.
+    Answered {
+        /// How.
+        outcome: Outcome,
+        /// Whether it may run another trial.
+        clean: bool,
+    },
+    /// It left without an answer.
+    Gone,
+    /// It does not speak the protocol.
+    Broken(String),
+    /// It finished nothing for this long.
+    Silent(Duration),
+    /// It was asked to stop and did not answer in time, or there was no time to ask.
+    Cancelled(Manner),
+}
+
+/// A trial that is being followed.
+pub(super) struct Watch<'a> {
+    config: &'a ProcessConfig,
+    record: &'a mut TrialRecord,
+    steps: u32,
+    last_progress: Instant,
+    stop: Stop,
+    /// Until when what is still in the pipes is read, once the worker or its output has ended.
+    drained_by: Option<Instant>,
+    /// Whether the output ended within a line.
+    torn: bool,
+    /// Whether the output ended.
+    closed: bool,
+    oom_kills: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    NotAsked,
+    /// By the user, who waits for the running step.
+    Asked,
+    /// By the budget, which does not wait for longer than this.
+    Until(Instant),
+}
+
+impl<'a> Watch<'a> {
+    pub(super) fn new(config: &'a ProcessConfig, record: &'a mut TrialRecord) -> Self {
+        Self {
+            config,
+            record,
+            steps: 0,
+            last_progress: Instant::now(),
+            stop: Stop::NotAsked,
+            drained_by: None,
+            torn: false,
+            closed: false,
+            oom_kills: config.oom_kills.count(),
+        }
+    }
+
+    /// Follows the trial to its end. Samples and warnings go into the record as they come.
+    pub(super) fn follow(&mut self, worker: &mut Worker, observe: &mut dyn FnMut(Observation)) -> Ending {
+        loop {
+            if let Some(ending) = self.overdue(worker) {
+                return ending;
+            }
+            match worker.next(TICK) {
+                Seen::Said(message) => {
+                    if let Some(ending) = self.hear(*message, observe) {
+                        return ending;
+                    }
+                }
+                Seen::Log(line) => observe(Observation::Log(line)),
+                Seen::Spoiled(why) => return Ending::Broken(why),
+                Seen::Torn => self.torn = true,
+                Seen::Closed if worker.has_exited() => return Ending::Gone,
+                Seen::Closed => {
+                    self.closed = true;
+                    self.drained_by.get_or_insert(Instant::now() + DRAIN);
+                }
+                Seen::Exited => {
+                    // What it started may hold the pipe open, and is to go anyway.
+                    worker.signal(Signal::SIGKILL);
+                    if self.closed {
+                        return Ending::Gone;
+                    }
+                    self.drained_by = Some(Instant::now() + DRAIN);
+                }
+                Seen::Nothing => {}
+            }
+        }
+    }
+
+    /// Whether it is time to ask the worker to stop, or to wait no longer.
+    fn overdue(&mut self, worker: &Worker) -> Option<Ending> {
+        let now = Instant::now();
+        if self.config.interrupt.at_once() {
+            return Some(Ending::Cancelled(Manner::AtOnce));
+        }
+        if self.config.interrupt.requested() && self.stop == Stop::NotAsked {
+            worker.send(&ToWorker::Stop);
+            self.stop = Stop::Asked;
+        }
+        if self.config.deadline.is_some_and(|deadline| now >= deadline) && !matches!(self.stop, Stop::Until(_)) {
+            worker.send(&ToWorker::Stop);
+            self.stop = Stop::Until(now + self.config.patience.stop);
+        }
+        if matches!(self.stop, Stop::Until(until) if now >= until) {
+            return Some(Ending::Cancelled(Manner::AtOnce));
+        }
+        if self.drained_by.is_some_and(|until| now >= until) {
+            return Some(if worker.has_exited() {
+                Ending::Gone
+            } else if self.torn {
+                Ending::Broken(TORN.to_owned())
+            } else {
+                Ending::Broken("it closed its output without an answer".to_owned())
+            });
+        }
+        let allowance = self.allowance();
+        if now.duration_since(self.last_progress) < allowance {
+            return None;
+        }
+        Some(match self.stop {
+            Stop::NotAsked => Ending::Silent(allowance),
+            Stop::Asked | Stop::Until(_) => Ending::Cancelled(Manner::Gently),
+        })
+    }
+
+    /// The longest time without progress that is allowed now.
+    fn allowance(&self) -> Duration {
+        let patience = &self.config.patience;
+        if self.steps == 0 || self.record.spec.is_soak() { patience.build + patience.step } else { patience.step }
+    }
+
+    fn hear(&mut self, message: FromWorker, observe: &mut dyn FnMut(Observation)) -> Option<Ending> {
+        let said = name_of(&message);
+        if let Some(trial) = trial_of(&message)
+            && trial != self.record.spec.id
+        {
+            return Some(Ending::Broken(format!("it said `{said}` of trial {trial} in trial {}", self.record.spec.id)));
+        }
+        match message {
+            FromWorker::Step { step, loss, times, .. } => {
+                if step != self.steps + 1 || step > self.record.spec.total_steps() {
+                    return Some(Ending::Broken(format!("it finished step {step} after step {}", self.steps)));
+                }
+                self.steps = step;
+                self.last_progress = Instant::now();
+                observe(Observation::Step { step, loss, times });
+            }
+            FromWorker::Sample { sample, .. } => {
+                if self.record.samples.len() >= self.record.spec.total_steps() as usize + EXTRA_SAMPLES {
+                    return Some(Ending::Broken(format!("it took more than {} samples", self.record.samples.len())));
+                }
+                self.last_progress = Instant::now();
+                self.record.samples.push(sample);
+                observe(Observation::Sample(sample));
+            }
+            FromWorker::Warning { text, .. } => {
+                if self.record.warnings.len() < WARNINGS {
+                    let text = printable(&text);
+                    self.record.warnings.push(text.clone());
+                    observe(Observation::Warning(text));
+                }
+            }
+            FromWorker::Ended { outcome, measurement, clean, .. } => {
+                if outcome == Outcome::Completed && measurement.is_none() {
+                    return Some(Ending::Broken("it completed without a measurement".to_owned()));
+                }
+                self.record.measurement = measurement;
+                return Some(Ending::Answered { outcome: printable_outcome(outcome), clean });
+            }
+            FromWorker::Hello { .. } | FromWorker::Ready { .. } | FromWorker::Refused { .. } => {
+                return Some(Ending::Broken(format!("it said `{said}` in a trial")));
+            }
+        }
+        None
+    }
+
+    /// Whether the worker said nothing of this trial.
+    pub(super) fn heard_nothing(&self) -> bool {
+        self.steps == 0 && self.record.samples.is_empty() && self.record.warnings.is_empty()
+    }
+
+    /// What it means that the worker left without an answer.
+    pub(super) fn classify(&self, end: &End, limit_bytes: Option<u64>) -> Outcome {
+        let (signal, status) = end.status.map_or((None, None), |status| (status.signal(), status.code()));
+        if signal.is_none() && status == Some(FAR_OVER_LIMIT) {
+            return Outcome::OutOfMemory {
+                requested_bytes: None,
+                allocated_bytes: None,
+                reserved_bytes: None,
+                limit_bytes,
+                step: None,
+                phase: None,
+            };
+        }
+        if signal == Some(Signal::SIGKILL as i32) && self.config.oom_kills.count() > self.oom_kills {
+            return Outcome::HostOutOfMemory;
+        }
+        if signal.is_none() && self.torn {
+            return Outcome::ProtocolError { message: TORN.to_owned() };
+        }
+        Outcome::Crashed { signal, status, log: end.log.clone() }
+    }
+}
+
+/// The message's name, as the line holds it.
+pub(super) fn name_of(message: &FromWorker) -> &'static str {
+    match message {
+        FromWorker::Hello { .. } => "hello",
+        FromWorker::Ready { .. } => "ready",
+        FromWorker::Refused { .. } => "refused",
+        FromWorker::Step { .. } => "step",
+        FromWorker::Sample { .. } => "sample",
+        FromWorker::Warning { .. } => "warning",
+        FromWorker::Ended { .. } => "ended",
+    }
+}
+
+fn trial_of(message: &FromWorker) -> Option<TrialId> {
+    match message {
+        FromWorker::Hello { .. } | FromWorker::Ready { .. } | FromWorker::Refused { .. } => None,
+        FromWorker::Step { trial, .. }
+        | FromWorker::Sample { trial, .. }
+        | FromWorker::Warning { trial, .. }
+        | FromWorker::Ended { trial, .. } => Some(*trial),
+    }
+}
+
+/// The outcome with texts that a terminal does not obey: they hold what a workload's own code put into its errors.
+fn printable_outcome(outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Failed { message } => Outcome::Failed { message: printable(&message) },
+        Outcome::DeviceError { message } => Outcome::DeviceError { message: printable(&message) },
+        Outcome::ProtocolError { message } => Outcome::ProtocolError { message: printable(&message) },
+        Outcome::Crashed { signal, status, log } => Outcome::Crashed { signal, status, log: printable(&log) },
+        other => other,
+    }
+}

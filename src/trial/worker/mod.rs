@@ -1,0 +1,173 @@
+//! The worker's side of a trial: a process that opens the device and trains.
+//!
+//! `tune worker` is not for people: a driver starts it and speaks the [`protocol`](super::protocol) with it. What it
+//! does for the driver's safety and its own:
+//!
+//! - It keeps its standard output for the protocol: a copy of the descriptor becomes private, and descriptor 1 points to
+//!   the log, so that a workload's `println!` (or a C library's `printf`) lands there.
+//! - It reads its input on a thread of its own, so that a stop is seen during a trial, and so that it leaves at once,
+//!   in the middle of a step, when its input ends: then the driver is gone.
+//! - Where even that thread cannot run, the kernel ends it with the driver (`PR_SET_PDEATHSIG`).
+//! - When the host runs out of memory it is the first to go (`oom_score_adj`), not the driver and not a stranger.
+//!
+//! [`serve`] is the conversation without the process around it. Only a worker opens a device.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, Write};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::unistd::{dup2_stdout, getppid};
+
+use super::exit_status::{DONE, ORPHANED};
+use super::protocol::{FromWorker, PROTOCOL, Refusal};
+use crate::model::Registry;
+
+mod inbox;
+mod open;
+mod part;
+mod phases;
+mod soak;
+#[cfg(test)]
+mod tests;
+mod trial;
+
+pub use inbox::Inbox;
+use inbox::Request;
+use open::Opened;
+
+/// The worker could not even begin.
+const BROKEN: u8 = 1;
+
+/// Runs the worker process to its end. The program prints nothing before and nothing after.
+pub fn main(registry: &Registry) -> ExitCode {
+    let parent = getppid();
+    // A failure here leaves the other two ways: end of input, and the driver's own signals.
+    let _ = set_pdeathsig(Signal::SIGKILL);
+    if getppid() != parent {
+        return ExitCode::from(status(ORPHANED));
+    }
+    // Not allowed in some containers, and then the kernel's own choice stands.
+    let _ = fs::write("/proc/self/oom_score_adj", "1000");
+    let output = match claim_stdout() {
+        Ok(output) => output,
+        Err(error) => {
+            tracing::error!("cannot keep standard output for the protocol: {error}");
+            return ExitCode::from(BROKEN);
+        }
+    };
+    let inbox = Inbox::listen(BufReader::new(io::stdin()), leave);
+    match serve(registry, &inbox, output) {
+        Ok(()) => ExitCode::from(status(DONE)),
+        Err(ServeError::Output(error)) => {
+            tracing::error!("the driver is gone: {error}");
+            ExitCode::from(status(ORPHANED))
+        }
+        Err(error) => {
+            tracing::error!("{error}");
+            ExitCode::from(BROKEN)
+        }
+    }
+}
+
+/// Takes standard output away from everybody else: the returned file is the real one, and whoever prints from now on,
+/// in this process or one it starts, prints into the log.
+pub fn claim_stdout() -> io::Result<File> {
+    // The copy is close-on-exec, so that a process started by the workload cannot hold the driver's pipe open.
+    let real = io::stdout().as_fd().try_clone_to_owned()?;
+    dup2_stdout(io::stderr().as_fd())?;
+    Ok(File::from(real))
+}
+
+#[expect(clippy::exit, reason = "called on the thread that reads, while a step may be running on the main thread")]
+fn leave(status: i32) {
+    std::process::exit(status);
+}
+
+fn status(code: i32) -> u8 {
+    u8::try_from(code).unwrap_or(BROKEN)
+}
+
+/// Answers a driver until it wants no more.
+pub fn serve(registry: &Registry, inbox: &Inbox, output: impl Write) -> Result<(), ServeError> {
+    let mut speaker = Speaker { output };
+    speaker.say(&FromWorker::Hello {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+    })?;
+    let (workload, scratch) = match inbox.next() {
+        Some(Request::Open { workload, scratch }) => (workload, scratch),
+        Some(Request::Invalid(reason)) => return Err(ServeError::Input(reason)),
+        Some(Request::Run(_)) => return Err(ServeError::Input("a trial before the workload".to_owned())),
+        None => return Ok(()),
+    };
+    let mut opened = match Opened::open(registry, *workload) {
+        Ok(opened) => opened,
+        Err(refused) => {
+            let (cause, reason) = refused;
+            return Ok(speaker.say(&FromWorker::Refused { cause, reason })?);
+        }
+    };
+    speaker.say(&FromWorker::Ready { facts: opened.session.facts().clone() })?;
+    loop {
+        match inbox.next() {
+            Some(Request::Run(spec)) => {
+                let (session, supplies) = opened.parts();
+                let mut say = |message: &FromWorker| speaker.say(message);
+                let stage = trial::Stage { session, supplies: &supplies, inbox, scratch: &scratch };
+                let ended = trial::run(&spec, stage, &mut say)?;
+                speaker.say(&ended)?;
+            }
+            Some(Request::Open { .. }) => return Err(ServeError::Input("a second workload".to_owned())),
+            Some(Request::Invalid(reason)) => return Err(ServeError::Input(reason)),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Why a worker cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The driver does not listen.
+    #[error("cannot write to the driver")]
+    Output(#[from] io::Error),
+    /// The driver does not speak the protocol.
+    #[error("the driver broke the protocol: {0}")]
+    Input(String),
+}
+
+/// Says messages, each in one write, so that a killed worker tears at most the last one.
+struct Speaker<W> {
+    output: W,
+}
+
+impl<W: Write> Speaker<W> {
+    fn say(&mut self, message: &FromWorker) -> io::Result<()> {
+        let mut line = serde_json::to_vec(message)?;
+        line.push(b'\n');
+        self.output.write_all(&line)?;
+        self.output.flush()
+    }
+}
+
+/// An error with its causes, on one line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let also = error.to_string();
+        // Transparent errors and some of candle's repeat their cause in their own words.
+        if !text.contains(&also) {
+            text.push_str(": ");
+            text.push_str(&also);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// What a refusal says.
+type Refused = (Refusal, String);

@@ -1,0 +1,155 @@
+//! The opened workload: device, model family and data, which all trials of a worker share.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::part::Part;
+use super::{Refused, with_causes};
+use crate::data::loader::{Loader, LoaderConfig};
+use crate::data::{self, Batch, DataError, Dataset, HostBatch};
+use crate::device::{self, DeviceSession, StepError};
+use crate::model::{BuildContext, Family, ModelError, Registry};
+use crate::train::TrainSpec;
+use crate::train::trainer::{MicroBatch, Trainer};
+use crate::trial::protocol::Refusal;
+use crate::trial::spec::{Point, WorkloadSpec};
+
+/// What a trial needs made: a trainer and batches. The trial's own loop knows neither models nor datasets, and its
+/// tests run it on stand-ins.
+pub(super) trait Supplies {
+    /// Builds the model and the optimizer state.
+    fn build(&self, point: &Point, session: &dyn DeviceSession) -> Result<Box<dyn Training>, StepError>;
+
+    /// Starts a loader over the data to train on.
+    fn training_batches(&self, point: &Point) -> Box<dyn Batches>;
+
+    /// Starts a loader over the held-out data.
+    fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches>;
+}
+
+/// What a trial does with a trainer.
+pub(super) trait Training {
+    /// See [`Trainer::step`].
+    fn step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError>;
+
+    /// See [`Trainer::update`].
+    fn update(&mut self, session: &mut dyn DeviceSession) -> Result<Duration, StepError>;
+
+    /// See [`Trainer::evaluate`].
+    fn evaluate(&self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<f64, StepError>;
+
+    /// See [`Trainer::unreached`].
+    fn unreached(&self) -> &[String];
+
+    /// See [`Trainer::checkpoint`].
+    fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError>;
+}
+
+/// Where a trial's batches come from.
+pub(super) trait Batches {
+    /// The next batch; blocks until it is ready.
+    fn next_batch(&mut self) -> Result<HostBatch, DataError>;
+}
+
+impl Training for Trainer {
+    fn step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
+        Trainer::step(self, batch, session)
+    }
+
+    fn update(&mut self, session: &mut dyn DeviceSession) -> Result<Duration, StepError> {
+        Trainer::update(self, session)
+    }
+
+    fn evaluate(&self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<f64, StepError> {
+        Trainer::evaluate(self, batch, session)
+    }
+
+    fn unreached(&self) -> &[String] {
+        Trainer::unreached(self)
+    }
+
+    fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
+        Trainer::checkpoint(self, path, session)
+    }
+}
+
+impl Batches for Loader {
+    fn next_batch(&mut self) -> Result<HostBatch, DataError> {
+        Loader::next_batch(self)
+    }
+}
+
+/// An open device with a workload for it.
+pub(super) struct Opened<'a> {
+    pub(super) session: Box<dyn DeviceSession>,
+    family: &'a dyn Family,
+    workload: WorkloadSpec,
+    training: Arc<dyn Dataset>,
+    evaluation: Arc<dyn Dataset>,
+}
+
+impl<'a> Opened<'a> {
+    /// Opens the device and the data, the cheap checks first.
+    pub(super) fn open(registry: &'a Registry, workload: WorkloadSpec) -> Result<Self, Refused> {
+        let of_workload = |error: &dyn std::error::Error| (Refusal::Workload, with_causes(error));
+        let family = registry.get(&workload.model.family).map_err(|error| of_workload(&error))?;
+        let input = family.input(&workload.model).map_err(|error| of_workload(&error))?;
+        let session = device::open(workload.device, workload.limit, workload.allocator)
+            .map_err(|error| (Refusal::Device, with_causes(&error)))?;
+        let dataset = data::open(&workload.data, &input, workload.seed).map_err(|error| of_workload(&error))?;
+        let (training, evaluation) = Part::split(&dataset);
+        Ok(Self { session, family, workload, training, evaluation })
+    }
+
+    /// The session, and what is made for each trial.
+    pub(super) fn parts(&mut self) -> (&mut dyn DeviceSession, impl Supplies) {
+        let supplies = Stock {
+            family: self.family,
+            workload: &self.workload,
+            training: &self.training,
+            evaluation: &self.evaluation,
+        };
+        (self.session.as_mut(), supplies)
+    }
+}
+
+struct Stock<'a> {
+    family: &'a dyn Family,
+    workload: &'a WorkloadSpec,
+    training: &'a Arc<dyn Dataset>,
+    evaluation: &'a Arc<dyn Dataset>,
+}
+
+impl Supplies for Stock<'_> {
+    fn build(&self, point: &Point, session: &dyn DeviceSession) -> Result<Box<dyn Training>, StepError> {
+        let train = TrainSpec { gradient_checkpointing: point.gradient_checkpointing, ..self.workload.train };
+        let context = BuildContext {
+            spec: &self.workload.model,
+            device: session.candle(),
+            precision: train.precision,
+            seed: self.workload.seed,
+        };
+        let model = self.family.build(&context).map_err(|error| match error {
+            ModelError::Candle(error) => session.classify(&error),
+            other => StepError::Workload(with_causes(&other)),
+        })?;
+        Ok(Box::new(Trainer::new(model, &train).map_err(|error| session.classify(&error))?))
+    }
+
+    fn training_batches(&self, point: &Point) -> Box<dyn Batches> {
+        let config = LoaderConfig {
+            batch_size: point.batch_size,
+            workers: point.loader_workers,
+            prefetch_depth: point.prefetch_depth,
+            seed: self.workload.seed,
+        };
+        Box::new(Loader::start(Arc::clone(self.training), config))
+    }
+
+    fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
+        let config =
+            LoaderConfig { batch_size: point.batch_size, workers: 0, prefetch_depth: 0, seed: self.workload.seed };
+        Box::new(Loader::start(Arc::clone(self.evaluation), config))
+    }
+}

@@ -1,0 +1,515 @@
+//! The trial's loop on stand-ins: a device whose memory is arithmetic, and a trainer that follows a script.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use candle_core::Device;
+
+use super::open::{Batches, Supplies, Training};
+use super::*;
+use crate::data::{Batch, DataError, DataSpec, HostBatch, HostValues, SourceKind};
+use crate::device::{DeviceChoice, DeviceFacts, DeviceSession, LargestRequest, StepError};
+use crate::memory::{AllocatorKind, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState, Trim};
+use crate::model::ModelSpec;
+use crate::train::trainer::MicroBatch;
+use crate::train::{GradientCheckpointing, TrainSpec};
+use crate::trial::protocol::ToWorker;
+use crate::trial::spec::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec};
+use crate::trial::{Measurement, Outcome};
+
+/// What the trainer and the device were asked to do, in order.
+type Calls = Rc<RefCell<Vec<String>>>;
+
+/// A script: what goes wrong, and what there is to see.
+#[derive(Clone, Debug, Default)]
+struct Script {
+    /// An out-of-memory error at the end of this phase, counted over the trial.
+    out_of_memory: Option<(Phase, usize)>,
+    /// A loss that is no number in this step.
+    no_number: Option<u32>,
+    /// The workload's own error in this step.
+    error: Option<u32>,
+    /// A panic in this step.
+    panic: Option<u32>,
+    /// A sticky device error in this step.
+    device_error: Option<u32>,
+    /// Parameters without a gradient.
+    unreached: Vec<String>,
+    /// Bytes that stay after the trial.
+    left_bytes: u64,
+    /// Live bytes between steps.
+    live_bytes: u64,
+    /// A checkpoint that cannot be written.
+    checkpoint_fails: bool,
+}
+
+struct FakeSession {
+    script: Script,
+    facts: DeviceFacts,
+    calls: Calls,
+    phase: Option<Phase>,
+    phases_ended: Vec<Phase>,
+}
+
+impl FakeSession {
+    fn note(&self, call: impl Into<String>) {
+        self.calls.borrow_mut().push(call.into());
+    }
+}
+
+impl DeviceSession for FakeSession {
+    fn candle(&self) -> &Device {
+        &Device::Cpu
+    }
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+    fn begin_trial(&mut self) -> Result<(), StepError> {
+        self.phases_ended.clear();
+        Ok(())
+    }
+    fn begin_step(&mut self, step: u32) {
+        self.note(format!("step {step}"));
+    }
+    fn begin_phase(&mut self, phase: Phase) {
+        assert_eq!(self.phase, None, "a phase within a phase");
+        self.phase = Some(phase);
+    }
+    fn end_phase(&mut self) -> Result<(), StepError> {
+        let phase = self.phase.take().expect("a phase is open");
+        self.note(format!("{phase:?}").to_lowercase());
+        self.phases_ended.push(phase);
+        let count = self.phases_ended.iter().filter(|ended| **ended == phase).count();
+        if self.script.out_of_memory == Some((phase, count)) {
+            return Err(StepError::OutOfMemory(OutOfMemory {
+                requested_bytes: 5,
+                allocated_bytes: 7,
+                reserved_bytes: 8,
+                limit_bytes: 10,
+            }));
+        }
+        Ok(())
+    }
+    fn sample(&mut self, step: u32, largest: LargestRequest) -> MemorySample {
+        self.note(format!("sample {step} {largest:?}"));
+        MemorySample { step, peak_allocated_bytes: u64::from(step) + 1, ..MemorySample::default() }
+    }
+    fn state(&mut self) -> PoolState {
+        PoolState { allocated_bytes: self.script.live_bytes, ..PoolState::default() }
+    }
+    fn trim(&mut self) {
+        self.note("trim");
+    }
+    fn end_trial(&mut self) -> u64 {
+        assert_eq!(self.phase, None, "the trial ended within a phase");
+        self.note("end");
+        self.script.left_bytes
+    }
+    fn set_event_sink(&mut self, _sink: Option<crate::device::EventSink>) {}
+    fn classify(&self, error: &candle_core::Error) -> StepError {
+        StepError::Workload(error.to_string())
+    }
+}
+
+struct FakeTrainer {
+    script: Script,
+    steps: u32,
+    calls: Calls,
+    unreached: Vec<String>,
+}
+
+impl Drop for FakeTrainer {
+    fn drop(&mut self) {
+        self.calls.borrow_mut().push("dropped".to_owned());
+    }
+}
+
+fn phase(session: &mut dyn DeviceSession, phase: Phase) -> Result<Duration, StepError> {
+    session.begin_phase(phase);
+    session.end_phase().map(|()| Duration::from_millis(1))
+}
+
+impl Training for FakeTrainer {
+    fn step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
+        let step = Some(self.steps);
+        self.steps += 1;
+        assert_eq!(batch.samples, 4);
+        let forward = phase(session, Phase::Forward)?;
+        if self.script.panic == step {
+            session.begin_phase(Phase::Backward);
+            panic!("index {} out of range", 9);
+        }
+        if self.script.error == step {
+            // As a model that fails half-way: the phase stays open.
+            session.begin_phase(Phase::Backward);
+            return Err(StepError::Workload("shape mismatch in matmul".to_owned()));
+        }
+        if self.script.device_error == step {
+            return Err(StepError::Device("an illegal memory access".to_owned()));
+        }
+        let backward = phase(session, Phase::Backward)?;
+        self.unreached.clone_from(&self.script.unreached);
+        let loss = if self.script.no_number == step { f64::NAN } else { 1.0 / f64::from(self.steps) };
+        Ok(MicroBatch { loss, forward, backward })
+    }
+    fn update(&mut self, session: &mut dyn DeviceSession) -> Result<Duration, StepError> {
+        phase(session, Phase::Optimizer)
+    }
+    fn evaluate(&self, _batch: &Batch, session: &mut dyn DeviceSession) -> Result<f64, StepError> {
+        phase(session, Phase::Evaluation).map(|_| 0.25)
+    }
+    fn unreached(&self) -> &[String] {
+        &self.unreached
+    }
+    fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
+        fs::write(path, [0; 64]).map_err(|error| StepError::Workload(error.to_string()))?;
+        if self.script.checkpoint_fails {
+            return Err(StepError::Workload("No space left on device".to_owned()));
+        }
+        phase(session, Phase::Checkpoint).map(|_| 64)
+    }
+}
+
+struct FakeBatches(usize);
+
+impl Batches for FakeBatches {
+    fn next_batch(&mut self) -> Result<HostBatch, DataError> {
+        Ok(HostBatch {
+            input: HostValues::U32(vec![1; self.0]),
+            input_shape: vec![self.0, 1],
+            target: HostValues::U32(vec![2; self.0]),
+            target_shape: vec![self.0, 1],
+            samples: self.0,
+        })
+    }
+}
+
+struct FakeSupplies {
+    script: Script,
+    calls: Calls,
+}
+
+impl Supplies for FakeSupplies {
+    fn build(&self, _point: &Point, _session: &dyn DeviceSession) -> Result<Box<dyn Training>, StepError> {
+        let (script, calls) = (self.script.clone(), Rc::clone(&self.calls));
+        Ok(Box::new(FakeTrainer { script, steps: 0, calls, unreached: Vec::new() }))
+    }
+    fn training_batches(&self, point: &Point) -> Box<dyn Batches> {
+        Box::new(FakeBatches(point.batch_size))
+    }
+    fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
+        Box::new(FakeBatches(point.batch_size))
+    }
+}
+
+/// What a trial said and did.
+struct Told {
+    messages: Vec<FromWorker>,
+    calls: Vec<String>,
+    outcome: Outcome,
+    measurement: Option<Measurement>,
+    clean: bool,
+    scratch: tempfile::TempDir,
+}
+
+impl Told {
+    fn steps(&self) -> usize {
+        self.messages.iter().filter(|message| matches!(message, FromWorker::Step { .. })).count()
+    }
+
+    fn samples(&self) -> Vec<u32> {
+        let of = |message: &FromWorker| match message {
+            FromWorker::Sample { sample, .. } => Some(sample.step),
+            _ => None,
+        };
+        self.messages.iter().filter_map(of).collect()
+    }
+
+    fn warnings(&self) -> Vec<&str> {
+        fn text_of(message: &FromWorker) -> Option<&str> {
+            match message {
+                FromWorker::Warning { text, .. } => Some(text),
+                _ => None,
+            }
+        }
+        self.messages.iter().filter_map(text_of).collect()
+    }
+
+    fn count(&self, call: &str) -> usize {
+        self.calls.iter().filter(|made| *made == call).count()
+    }
+}
+
+fn spec(purpose: Purpose, steps: u32) -> TrialSpec {
+    TrialSpec {
+        id: TrialId(3),
+        purpose,
+        point: Point {
+            batch_size: 4,
+            accumulation_steps: 4,
+            loader_workers: 0,
+            prefetch_depth: 0,
+            device_prefetch: 0,
+            pin_memory: false,
+            gradient_checkpointing: GradientCheckpointing::None,
+            trim: Trim::Never,
+        },
+        warmup_steps: 1,
+        steps,
+        sample_every: 3,
+    }
+}
+
+fn run(spec: &TrialSpec, script: &Script) -> Told {
+    let (_keep_open, input) = std::io::pipe().map(|(reader, writer)| (writer, BufReader::new(reader))).unwrap();
+    run_with(spec, script, &Inbox::listen(input, |_| {}), |_| {})
+}
+
+fn run_with(spec: &TrialSpec, script: &Script, inbox: &Inbox, mut heard: impl FnMut(&FromWorker)) -> Told {
+    let calls = Calls::default();
+    let scratch = tempfile::tempdir().unwrap();
+    let mut session = FakeSession {
+        script: script.clone(),
+        facts: facts(),
+        calls: Rc::clone(&calls),
+        phase: None,
+        phases_ended: Vec::new(),
+    };
+    let supplies = FakeSupplies { script: script.clone(), calls: Rc::clone(&calls) };
+    let mut messages = Vec::new();
+    let stage = trial::Stage { session: &mut session, supplies: &supplies, inbox, scratch: scratch.path() };
+    let ended = trial::run(spec, stage, &mut |message| {
+        heard(message);
+        messages.push(message.clone());
+        Ok(())
+    });
+    let FromWorker::Ended { trial: TrialId(3), outcome, measurement, clean } = ended.unwrap() else {
+        panic!("not the end of the trial")
+    };
+    let calls = calls.borrow().clone();
+    Told { messages, calls, outcome, measurement, clean, scratch }
+}
+
+fn facts() -> DeviceFacts {
+    DeviceFacts {
+        device: "cpu".to_owned(),
+        name: "a stand-in".to_owned(),
+        uuid: None,
+        driver: None,
+        total_bytes: 10,
+        free_bytes: 10,
+        external_bytes: 0,
+        limit_bytes: 10,
+        allocator: "native".to_owned(),
+        cpus: 1,
+        hostname: "here".to_owned(),
+    }
+}
+
+#[test]
+fn a_trial_steps_updates_and_samples_in_order() {
+    let told = run(&spec(Purpose::Ladder, 4), &Script::default());
+    assert_eq!(told.outcome, Outcome::Completed);
+    assert_eq!(told.samples(), [3, 5], "every third step and the last one");
+    let expected = "build, step 0, load, forward, backward, step 1, load, forward, backward, optimizer, \
+                    step 2, load, forward, backward, sample 3 Estimate, step 3, load, forward, backward, optimizer, \
+                    step 4, load, forward, backward, sample 5 Estimate, dropped, end, trim";
+    assert_eq!(told.calls.join(", "), expected, "tensors are dropped before the trial ends on the device");
+    let measurement = told.measurement.unwrap();
+    assert_eq!((measurement.steps, measurement.peak_allocated_bytes), (4, 6));
+    assert_eq!((measurement.first_loss, measurement.last_loss), (1.0, 0.2));
+    assert!(told.clean && measurement.samples_per_second > 0.0);
+}
+
+#[test]
+fn batches_staged_on_the_device_are_copied_ahead() {
+    let mut staged = spec(Purpose::Loader, 2);
+    staged.point.device_prefetch = 2;
+    let told = run(&staged, &Script::default());
+    assert!(told.calls.join(", ").starts_with("build, step 0, load, load, load, forward"), "{:?}", told.calls);
+    assert_eq!(told.count("load"), 5, "three steps and two batches ahead");
+}
+
+#[test]
+fn a_soak_runs_the_planned_accumulation_an_evaluation_and_a_checkpoint() {
+    let told = run(&spec(Purpose::Soak, 2), &Script::default());
+    assert_eq!(told.outcome, Outcome::Completed);
+    assert_eq!((told.steps(), told.count("optimizer")), (8, 2), "two updates of four steps");
+    let calls = told.calls.join(", ");
+    let middle = "step 3, load, forward, backward, optimizer, load, evaluation, load, evaluation, load, evaluation, \
+                  load, evaluation, checkpoint, step 4";
+    assert!(calls.contains(middle), "{calls}");
+    let measurement = told.measurement.unwrap();
+    assert_eq!((measurement.evaluation_loss, measurement.checkpoint_bytes), (Some(0.25), Some(64)));
+    assert_eq!(fs::read_dir(told.scratch.path()).unwrap().count(), 0, "the checkpoint is removed");
+}
+
+#[test]
+fn a_disk_too_full_for_a_checkpoint_is_a_warning() {
+    let told = run(&spec(Purpose::Soak, 2), &Script { live_bytes: u64::MAX / 4, ..Script::default() });
+    assert_eq!(told.outcome, Outcome::Completed);
+    assert!(told.warnings()[0].contains("less than twice its size"), "{:?}", told.warnings());
+    assert_eq!(told.measurement.unwrap().checkpoint_bytes, None);
+
+    let told = run(&spec(Purpose::Soak, 2), &Script { checkpoint_fails: true, ..Script::default() });
+    assert_eq!(told.outcome, Outcome::Completed);
+    assert!(told.warnings()[0].contains("No space left"), "{:?}", told.warnings());
+    assert_eq!(fs::read_dir(told.scratch.path()).unwrap().count(), 0, "half a checkpoint is removed too");
+}
+
+#[test]
+fn trims_come_when_the_point_says() {
+    for (trim, times) in [(Trim::Never, 1), (Trim::AfterUpdate, 8), (Trim::EveryK, 3), (Trim::AfterEval, 2)] {
+        let mut soak = spec(Purpose::Soak, 27);
+        soak.point.trim = trim;
+        // The last one is the end of the trial.
+        assert_eq!(run(&soak, &Script::default()).count("trim"), times, "{trim:?}");
+    }
+}
+
+#[test]
+fn out_of_memory_is_told_with_its_figures_step_and_phase() {
+    let at = |phase, count| {
+        let script = Script { out_of_memory: Some((phase, count)), ..Script::default() };
+        let told = run(&spec(Purpose::Ladder, 4), &script);
+        assert!(!told.clean, "the device is not trusted after it");
+        let figures = (Some(5), Some(7), Some(8), Some(10));
+        match told.outcome {
+            Outcome::OutOfMemory { requested_bytes, allocated_bytes, reserved_bytes, limit_bytes, step, phase } => {
+                assert_eq!((requested_bytes, allocated_bytes, reserved_bytes, limit_bytes), figures);
+                (step, phase)
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(at(Phase::Build, 1), (None, Some(Phase::Build)));
+    assert_eq!(at(Phase::Load, 1), (Some(0), Some(Phase::Load)));
+    assert_eq!(at(Phase::Backward, 3), (Some(2), Some(Phase::Backward)));
+    assert_eq!(at(Phase::Optimizer, 2), (Some(3), Some(Phase::Optimizer)));
+}
+
+#[test]
+fn failures_of_the_workload_end_in_their_own_outcomes() {
+    let outcome = |script: Script| {
+        let told = run(&spec(Purpose::Ladder, 4), &script);
+        assert_eq!(told.measurement, None);
+        (told.outcome, told.clean)
+    };
+    let (failed, clean) = outcome(Script { error: Some(2), ..Script::default() });
+    assert_eq!((failed, clean), (Outcome::Failed { message: "shape mismatch in matmul".to_owned() }, false));
+    let (failed, clean) = outcome(Script { panic: Some(1), ..Script::default() });
+    assert_eq!((failed, clean), (Outcome::Failed { message: "it panicked: index 9 out of range".to_owned() }, false));
+    let (failed, clean) = outcome(Script { device_error: Some(1), ..Script::default() });
+    assert_eq!((failed, clean), (Outcome::DeviceError { message: "an illegal memory access".to_owned() }, false));
+    let (diverged, clean) = outcome(Script { no_number: Some(3), ..Script::default() });
+    assert_eq!((diverged, clean), (Outcome::Diverged { step: 3 }, true));
+}
+
+#[test]
+fn a_worker_with_memory_left_is_not_clean() {
+    let left = |left_bytes| run(&spec(Purpose::Ladder, 1), &Script { left_bytes, ..Script::default() }).clean;
+    assert!(left(8 << 20));
+    assert!(!left((8 << 20) + 1));
+}
+
+#[test]
+fn parameters_without_a_gradient_are_named_once() {
+    let names = |count: usize| (0..count).map(|i| format!("block.{i}.norm")).collect::<Vec<_>>();
+    let warnings = |count| {
+        let told = run(&spec(Purpose::Ladder, 4), &Script { unreached: names(count), ..Script::default() });
+        told.warnings().iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert!(warnings(0).is_empty());
+    let [one] = &warnings(1)[..] else { panic!("not one warning") };
+    assert!(one.starts_with("1 parameter got no gradient in the first step: `block.0.norm`. "), "{one}");
+    let long = Script { unreached: vec!["é".repeat(1 << 20)], ..Script::default() };
+    assert!(run(&spec(Purpose::Ladder, 4), &long).warnings()[0].chars().count() < 5_000, "names are anybody's");
+    let [many] = &warnings(11)[..] else { panic!("not one warning") };
+    assert!(many.contains("`block.7.norm` and 3 more. "), "{many}");
+    assert!(many.contains("candle_nn::LayerNorm"));
+}
+
+#[test]
+fn a_stop_ends_the_trial_after_the_step() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let inbox = Inbox::listen(BufReader::new(reader), |_| {});
+    let told = run_with(&spec(Purpose::Ladder, 1_000_000), &Script::default(), &inbox, |message| {
+        if matches!(message, FromWorker::Step { step: 2, .. }) {
+            writer.write_all(b"{\"message\":\"stop\"}\n").unwrap();
+            while !inbox.stop_requested() {
+                std::thread::yield_now();
+            }
+        }
+    });
+    assert_eq!((told.outcome.clone(), told.steps(), told.clean), (Outcome::Cancelled, 2, true));
+}
+
+/// What the worker's input ends in, and what it asked before.
+fn listen(input: &str) -> (i32, Vec<String>, bool) {
+    let (sender, left) = mpsc::channel();
+    let inbox = Inbox::listen(std::io::Cursor::new(input.to_owned()), move |status| sender.send(status).unwrap());
+    let status = left.recv().unwrap();
+    let requests = std::iter::from_fn(|| inbox.next()).map(|request| format!("{request:.10?}")).collect();
+    (status, requests, inbox.stop_requested())
+}
+
+#[test]
+fn the_input_says_how_to_leave() {
+    assert_eq!(listen(""), (ORPHANED, vec![], false));
+    assert_eq!(listen("{\"message\":\"exit\"}\n{\"message\":\"stop\"}\n"), (DONE, vec![], false));
+    assert_eq!(listen("{\"message\":\"stop\"}\n"), (ORPHANED, vec![], true));
+    assert_eq!(listen("{\"message\":\"exit\"}"), (ORPHANED, vec![], false), "half a line is no message");
+    let run = serde_json::to_string(&ToWorker::Run { trial: spec(Purpose::Ladder, 1) }).unwrap();
+    let (status, requests, stop) = listen(&format!("{{\"message\":\"stop\"}}\n{run}\n"));
+    assert_eq!((status, requests.len(), stop), (ORPHANED, 1, false), "a late stop is not for the next trial");
+}
+
+/// What a served worker says to these lines.
+fn served(input: &str) -> (Result<(), ServeError>, Vec<FromWorker>) {
+    let mut output = Vec::new();
+    let inbox = Inbox::listen(std::io::Cursor::new(input.to_owned()), |_| {});
+    let result = serve(&Registry::default(), &inbox, &mut output);
+    let lines = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    (result, lines.map(|line| serde_json::from_slice(line).unwrap()).collect())
+}
+
+#[test]
+fn a_worker_says_hello_and_refuses_what_it_cannot_set_up() {
+    let workload = WorkloadSpec {
+        model: ModelSpec { family: "poem".to_owned(), ..ModelSpec::default() },
+        train: TrainSpec::default(),
+        data: DataSpec { source: SourceKind::Synthetic, path: None, sequence_length: None },
+        device: DeviceChoice::Cpu,
+        limit: LimitSpec::Auto,
+        allocator: AllocatorKind::Auto,
+        seed: 0,
+    };
+    let open = ToWorker::Open { workload: Box::new(workload), scratch: PathBuf::from("/tmp") };
+    let (result, said) = served(&format!("{}\n", serde_json::to_string(&open).unwrap()));
+    result.unwrap();
+    assert!(matches!(said[0], FromWorker::Hello { protocol: PROTOCOL, .. }));
+    let FromWorker::Refused { cause: Refusal::Workload, reason } = &said[1] else { panic!("{said:?}") };
+    assert!(reason.contains("unknown model family `poem`"), "{reason}");
+}
+
+#[test]
+fn a_driver_that_breaks_the_protocol_is_left() {
+    for input in ["nonsense\n", "{\"message\":\"open\"}\n", "{\"message\":\"sing\"}\n"] {
+        assert!(matches!(served(input).0, Err(ServeError::Input(_))), "{input}");
+    }
+    let (result, said) = served("");
+    result.unwrap();
+    assert_eq!(said.len(), 1, "only the hello");
+}
+
+#[test]
+fn causes_are_told_once() {
+    let error = DataError::Read {
+        path: "missing.txt".into(),
+        source: std::io::Error::new(std::io::ErrorKind::NotFound, "no such file"),
+    };
+    assert_eq!(with_causes(&error), "cannot read `missing.txt`: no such file");
+}

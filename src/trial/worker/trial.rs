@@ -1,0 +1,297 @@
+//! One trial: build, train for real steps, sample the memory between them, and leave the device as it was.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::inbox::Inbox;
+use super::open::{Batches, Supplies, Training};
+use super::phases::Phases;
+use super::with_causes;
+use crate::data::{Batch, HostBatch};
+use crate::device::{DeviceSession, LargestRequest, StepError};
+use crate::memory::{Phase, Trim};
+use crate::trial::measure::Series;
+use crate::trial::outcome::{Measurement, Outcome, StepTimes};
+use crate::trial::protocol::FromWorker;
+use crate::trial::spec::TrialSpec;
+use crate::units::MIB;
+
+/// What may be left on the device after a trial for the next one to start as if it were the first.
+const CLEAN_BYTES: u64 = 8 * MIB;
+/// Steps between two trims under [`Trim::EveryK`].
+const TRIM_EVERY_STEPS: u32 = 10;
+/// The longest text of a warning or an error, in characters.
+const TEXT_CHARS: usize = 4_000;
+/// Unreached parameters that a warning names.
+const NAMED_PARAMETERS: usize = 8;
+
+/// Where a trial runs.
+pub(super) struct Stage<'a> {
+    pub(super) session: &'a mut dyn DeviceSession,
+    pub(super) supplies: &'a dyn Supplies,
+    pub(super) inbox: &'a Inbox,
+    pub(super) scratch: &'a Path,
+}
+
+/// Says a message to the driver.
+pub(super) type Say<'a> = dyn FnMut(&FromWorker) -> io::Result<()> + 'a;
+
+/// Why a trial ends early.
+pub(super) enum Halt {
+    /// It has an outcome.
+    Ended(Outcome),
+    /// The driver does not listen any more.
+    Unheard(io::Error),
+}
+
+impl From<io::Error> for Halt {
+    fn from(error: io::Error) -> Self {
+        Self::Unheard(error)
+    }
+}
+
+/// Runs a trial and gives its last message, which is to be said.
+pub(super) fn run(spec: &TrialSpec, stage: Stage<'_>, say: &mut Say<'_>) -> io::Result<FromWorker> {
+    let Stage { session, supplies, inbox, scratch } = stage;
+    let mut trial = Trial {
+        spec,
+        session: Phases::new(session),
+        supplies,
+        inbox,
+        scratch,
+        say,
+        series: Series::default(),
+        finished: 0,
+    };
+    // A workload is somebody's own code. What it leaves behind after a panic is not used again: the worker is not
+    // clean then, and is replaced.
+    let (outcome, measurement, clean) = match catch_unwind(AssertUnwindSafe(|| trial.train())) {
+        Ok(Ok(measurement)) => (Outcome::Completed, Some(measurement), trial.clean_up()),
+        Ok(Err(Halt::Ended(outcome))) => {
+            let clean = trial.clean_up();
+            // After anything that the device was part of, a fresh process is the only proof of a fresh device.
+            let reusable = matches!(outcome, Outcome::Cancelled | Outcome::Diverged { .. });
+            (outcome, None, clean && reusable)
+        }
+        Ok(Err(Halt::Unheard(error))) => return Err(error),
+        Err(panic) => {
+            let message = shortened(format!("it panicked: {}", words_of(panic.as_ref())));
+            (Outcome::Failed { message }, None, false)
+        }
+    };
+    Ok(FromWorker::Ended { trial: spec.id, outcome, measurement, clean })
+}
+
+/// A trial under way.
+pub(super) struct Trial<'a> {
+    pub(super) spec: &'a TrialSpec,
+    pub(super) session: Phases<'a>,
+    pub(super) supplies: &'a dyn Supplies,
+    inbox: &'a Inbox,
+    pub(super) scratch: &'a Path,
+    say: &'a mut Say<'a>,
+    pub(super) series: Series,
+    /// Steps finished.
+    finished: u32,
+}
+
+impl Trial<'_> {
+    /// Trains to the end. Every tensor made here is dropped on return.
+    fn train(&mut self) -> Result<Measurement, Halt> {
+        let begun = self.session.begin_trial();
+        self.judge(begun)?;
+        let mut training = self.build()?;
+        let mut feed = Feed { batches: self.supplies.training_batches(&self.spec.point), staged: VecDeque::new() };
+        let total = self.spec.total_steps();
+        let soak_after = self.spec.is_soak().then(|| self.steps_before_the_soak_s_checks(total));
+        while self.finished < total {
+            if self.inbox.stop_requested() {
+                return Err(Halt::Ended(Outcome::Cancelled));
+            }
+            self.step(training.as_mut(), &mut feed)?;
+            if self.finished == 1 {
+                self.warn_of_unreached(training.as_ref())?;
+            }
+            if self.finished.is_multiple_of(self.spec.sample_every.max(1)) || self.finished == total {
+                self.sample()?;
+            }
+            if soak_after == Some(self.finished) {
+                self.check_evaluation_and_checkpoint(training.as_ref())?;
+            }
+        }
+        Ok(self.series.measure(self.spec))
+    }
+
+    fn build(&mut self) -> Result<Box<dyn Training>, Halt> {
+        self.session.begin_phase(Phase::Build);
+        let built = self.supplies.build(&self.spec.point, &self.session);
+        let ended = self.session.end_phase();
+        // A request over the limit is the cause of whatever failed after it.
+        self.judge(ended)?;
+        self.judge(built)
+    }
+
+    /// One step, and the optimizer's after every so many.
+    fn step(&mut self, training: &mut dyn Training, feed: &mut Feed) -> Result<(), Halt> {
+        let started = Instant::now();
+        self.session.begin_step(self.finished);
+        let (batch, data_wait, load) = self.next_batch(feed)?;
+        let result = training.step(&batch, &mut self.session);
+        let micro_batch = self.judge(result)?;
+        if !micro_batch.loss.is_finite() {
+            return Err(Halt::Ended(Outcome::Diverged { step: self.finished }));
+        }
+        let is_update = (self.finished as usize + 1).is_multiple_of(self.spec.accumulation());
+        let mut optimizer = Duration::ZERO;
+        if is_update {
+            let result = training.update(&mut self.session);
+            optimizer = self.judge(result)?;
+        }
+        drop(batch);
+        match self.spec.point.trim {
+            Trim::AfterUpdate if is_update => self.session.trim(),
+            Trim::EveryK if (self.finished + 1).is_multiple_of(TRIM_EVERY_STEPS) => self.session.trim(),
+            _ => {}
+        }
+        let times = StepTimes {
+            data_wait_ms: milliseconds(data_wait),
+            load_ms: milliseconds(load),
+            forward_ms: milliseconds(micro_batch.forward),
+            backward_ms: milliseconds(micro_batch.backward),
+            optimizer_ms: milliseconds(optimizer),
+            total_ms: milliseconds(started.elapsed()),
+        };
+        self.finished += 1;
+        self.series.times.push(times);
+        self.series.losses.push(micro_batch.loss);
+        let (trial, step, loss) = (self.spec.id, self.finished, micro_batch.loss);
+        Ok((self.say)(&FromWorker::Step { trial, step, loss, times })?)
+    }
+
+    /// The batch of this step, with the time blocked on the loader and the time of the copies to the device. Batches
+    /// that the point stages ahead are copied as well, so that they lie on the device during the step.
+    fn next_batch(&mut self, feed: &mut Feed) -> Result<(Batch, Duration, Duration), Halt> {
+        let (mut data_wait, mut load) = (Duration::ZERO, Duration::ZERO);
+        loop {
+            let asked = Instant::now();
+            let host = feed.batches.next_batch().map_err(|error| failed(with_causes(&error)))?;
+            data_wait += asked.elapsed();
+            let copied = Instant::now();
+            let batch = self.load(&host)?;
+            load += copied.elapsed();
+            feed.staged.push_back(batch);
+            if feed.staged.len() > self.spec.point.device_prefetch
+                && let Some(batch) = feed.staged.pop_front()
+            {
+                return Ok((batch, data_wait, load));
+            }
+        }
+    }
+
+    /// Copies a batch to the device.
+    pub(super) fn load(&mut self, host: &HostBatch) -> Result<Batch, Halt> {
+        self.session.begin_phase(Phase::Load);
+        let batch = host.to_device(self.session.candle()).map_err(|error| self.session.classify(&error));
+        let ended = self.session.end_phase();
+        self.judge(ended)?;
+        self.judge(batch)
+    }
+
+    /// Takes a memory sample.
+    pub(super) fn sample(&mut self) -> Result<(), Halt> {
+        let largest = if self.spec.is_soak() { LargestRequest::Probe } else { LargestRequest::Estimate };
+        let sample = self.session.sample(self.finished, largest);
+        self.series.samples.push(sample);
+        Ok((self.say)(&FromWorker::Sample { trial: self.spec.id, sample })?)
+    }
+
+    /// Warns of something.
+    pub(super) fn warn(&mut self, text: String) -> Result<(), Halt> {
+        Ok((self.say)(&FromWorker::Warning { trial: self.spec.id, text: shortened(text) })?)
+    }
+
+    fn warn_of_unreached(&mut self, training: &dyn Training) -> Result<(), Halt> {
+        let names = training.unreached();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let mut listed =
+            names.iter().take(NAMED_PARAMETERS).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        if names.len() > NAMED_PARAMETERS {
+            listed = format!("{listed} and {} more", names.len() - NAMED_PARAMETERS);
+        }
+        let parameters = crate::units::plural(names.len(), "parameter");
+        self.warn(format!(
+            "{parameters} got no gradient in the first step: {listed}. They are not trained, and neither their \
+             gradients nor the activations behind them are in the figures. The usual cause is an operation of candle's \
+             without a backward pass, such as `candle_nn::LayerNorm`, `RmsNorm`, `softmax_last_dim`, the rotary ops or \
+             `sdpa`"
+        ))
+    }
+
+    /// Turns a failure into the outcome it means.
+    pub(super) fn judge<T>(&self, result: Result<T, StepError>) -> Result<T, Halt> {
+        result.map_err(|error| match error {
+            StepError::OutOfMemory(request) => {
+                let phase = self.session.last();
+                Halt::Ended(Outcome::OutOfMemory {
+                    requested_bytes: Some(request.requested_bytes),
+                    allocated_bytes: Some(request.allocated_bytes),
+                    reserved_bytes: Some(request.reserved_bytes),
+                    limit_bytes: Some(request.limit_bytes),
+                    step: phase.filter(|phase| *phase != Phase::Build).map(|_| self.finished),
+                    phase,
+                })
+            }
+            StepError::Device(message) => Halt::Ended(Outcome::DeviceError { message: shortened(message) }),
+            StepError::Workload(message) => failed(message),
+        })
+    }
+
+    /// Ends the trial on the device; whether it is as clean as before.
+    fn clean_up(&mut self) -> bool {
+        self.session.close();
+        let left_bytes = self.session.end_trial();
+        self.session.trim();
+        if left_bytes > CLEAN_BYTES {
+            tracing::warn!("{} are still held after the trial", crate::units::Bytes(left_bytes));
+        }
+        left_bytes <= CLEAN_BYTES
+    }
+}
+
+/// Batches on their way to the step.
+struct Feed {
+    batches: Box<dyn Batches>,
+    staged: VecDeque<Batch>,
+}
+
+pub(super) fn failed(message: String) -> Halt {
+    Halt::Ended(Outcome::Failed { message: shortened(message) })
+}
+
+/// A text of somebody's own code, cut so that it fits a message and a table.
+fn shortened(text: String) -> String {
+    match text.char_indices().nth(TEXT_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    // Whole nanoseconds are what JSON gives back exactly.
+    duration.as_nanos() as f64 / 1e6
+}
+
+/// What a panic said.
+fn words_of(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("without a message")
+}

@@ -1,0 +1,306 @@
+//! The command line as a user meets it: whole sessions over the CPU device, and every way to get them wrong.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on must panic")]
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use assert_cmd::Command;
+use predicates::prelude::*;
+use tempfile::TempDir;
+
+/// The repository, so that tests run from anywhere.
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The `tune` binary in a folder of its own.
+fn tune(folder: &Path) -> Command {
+    let mut command = Command::cargo_bin("tune").unwrap();
+    command.current_dir(folder).env_remove("TUNE_LOG").timeout(std::time::Duration::from_secs(240));
+    command
+}
+
+/// A small configuration that ends within seconds, with `more` lines at its end.
+fn small_config(folder: &Path, more: &str) -> PathBuf {
+    let text = format!(
+        "version: 1\nname: small\ndevice: cpu\nmodel: {{family: gpt, preset: nano, layers: 2, hidden_size: 32, sequence_length: 32}}\n\
+         data: {{source: synthetic}}\ntrial: {{warmup_steps: 2, steps: 4, soak_steps: 6}}\n\
+         search: {{loader_workers: [0, 1]}}\n{more}\n"
+    );
+    let path = folder.join("small.yaml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn yaml(path: &Path) -> serde_json::Value {
+    serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_quickstart_ends_in_a_safe_recommendation_and_its_loss_goes_down() {
+    let folder = TempDir::new().unwrap();
+    let config = repository().join("configs/quickstart.yaml");
+    let output = tune(folder.path()).arg("--config").arg(&config).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let found = yaml(&folder.path().join("recommendation.yaml"));
+    assert_eq!(found["schema"], "batchtune/recommendation/v1");
+    assert_eq!(found["status"], "safe");
+    let recommended = &found["recommended"];
+    let product = recommended["batch_size"].as_u64().unwrap() * recommended["accumulation_steps"].as_u64().unwrap();
+    assert_eq!(product, 16);
+    assert_eq!(recommended["effective_batch_size"], 16);
+    let measured = &found["measured"];
+    assert!(measured["samples_per_second"].as_f64().unwrap() > 0.0);
+    assert!(measured["last_loss"].as_f64().unwrap() < measured["first_loss"].as_f64().unwrap(), "{measured:#}");
+    assert!(measured["peak_allocated_bytes"].as_u64() <= measured["peak_reserved_bytes"].as_u64());
+    assert!(measured["peak_reserved_bytes"].as_u64() <= measured["limit_bytes"].as_u64());
+    assert!(found["checks"].as_array().unwrap().iter().all(|check| check["passed"] == true));
+
+    let journal = std::fs::read_to_string(folder.path().join(".tune/quickstart/journal.jsonl")).unwrap();
+    let entries: Vec<serde_json::Value> = journal.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let ended = entries.iter().filter(|entry| entry["entry"] == "trial_ended");
+    for entry in ended {
+        let samples = entry["record"]["samples"].as_array().unwrap();
+        assert!(!samples.is_empty());
+        assert!(samples.iter().all(|sample| sample["rates"]["peak"].is_number()), "{entry:#}");
+    }
+
+    // The answer goes into a job script, and a changed configuration makes it stale.
+    let exported = tune(folder.path()).args(["export", "--format", "env", "--config"]).arg(&config).output().unwrap();
+    assert!(exported.status.success(), "{}", stderr(&exported));
+    let script = format!("{}\necho $TUNE_BATCH_SIZE $TUNE_STATUS", String::from_utf8_lossy(&exported.stdout));
+    let shell = std::process::Command::new("sh").args(["-euc", &script]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&shell.stdout), format!("{} safe\n", recommended["batch_size"]));
+    let other = small_config(folder.path(), "target: {batch_size: 4}");
+    tune(folder.path())
+        .args(["export", "--config"])
+        .arg(other)
+        .assert()
+        .code(3)
+        .stderr(predicate::str::contains("stale"));
+}
+
+#[test]
+fn a_tight_limit_recommends_accumulation() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 64}\nmemory: {limit: 40MiB}");
+    let output = tune(folder.path()).arg("--config").arg(config).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let found = yaml(&folder.path().join("recommendation.yaml"));
+    assert!(found["recommended"]["accumulation_steps"].as_u64().unwrap() > 1, "{found:#}");
+    assert!(found["measured"]["peak_reserved_bytes"].as_u64().unwrap() <= 40 << 20);
+    assert!(!found["rejected"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn a_limit_below_the_model_itself_has_no_safe_configuration() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 4}\nmemory: {limit: 100KiB}");
+    tune(folder.path())
+        .arg("--config")
+        .arg(config)
+        .assert()
+        .code(3)
+        .stderr(predicate::str::contains("no safe configuration"));
+    assert_eq!(yaml(&folder.path().join("recommendation.yaml"))["status"], "none");
+}
+
+#[test]
+fn json_mode_prints_one_event_a_line_and_nothing_else() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}");
+    let output = tune(folder.path()).arg("--json").arg("--config").arg(config).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let events: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(events.first().unwrap()["event"], "study_started");
+    assert_eq!(events.last().unwrap()["event"], "study_ended");
+    assert!(events.iter().any(|event| event["event"] == "sample"));
+}
+
+#[test]
+fn quiet_mode_prints_the_answer_only() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}");
+    let output = tune(folder.path()).arg("--quiet").arg("--config").arg(config).output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(stderr(&output), "");
+    let answer = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(answer.contains("Safe: batch size ") && answer.contains(" = 2, "), "{answer}");
+}
+
+#[test]
+fn a_budget_that_ends_first_leaves_an_unverified_answer_that_a_larger_one_completes() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 8}");
+    let with_trials = |trials: &str| {
+        let mut command = tune(folder.path());
+        command.arg("--config").arg(&config).args(["--set", &format!("budget.trials={trials}")]);
+        command
+    };
+    with_trials("2").assert().code(5).stderr(predicate::str::contains("--resume"));
+    assert_eq!(yaml(&folder.path().join("recommendation.yaml"))["status"], "unverified");
+    tune(folder.path()).arg("export").assert().code(3).stderr(predicate::str::contains("`unverified`"));
+    with_trials("40").arg("--resume").assert().code(0).stderr(predicate::str::contains("2 trials resumed"));
+    assert_eq!(yaml(&folder.path().join("recommendation.yaml"))["status"], "safe");
+}
+
+#[test]
+fn resuming_another_configuration_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}");
+    let with_seed = |seed: &str| {
+        let mut command = tune(folder.path());
+        command.arg("--config").arg(&config).args(["--study", "study", "--resume", "--set", &format!("seed={seed}")]);
+        command
+    };
+    with_seed("1").args(["--set", "budget.trials=1"]).assert().code(5);
+    with_seed("2").assert().code(2).stderr(predicate::str::contains("another configuration"));
+}
+
+#[test]
+fn an_interrupt_ends_the_study_with_what_it_found() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 64}\n");
+    let child = std::process::Command::new(assert_cmd::cargo::cargo_bin("tune"))
+        .current_dir(folder.path())
+        .arg("--config")
+        .arg(&config)
+        .args(["--set", "trial.soak_steps=100000"])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let recommendation = folder.path().join("recommendation.yaml");
+    let begun = std::time::Instant::now();
+    while !recommendation.exists() && begun.elapsed().as_secs() < 120 {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let pid = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(yaml(&recommendation)["status"], "unverified");
+}
+
+#[test]
+fn cuda_without_cuda_is_one_clear_error() {
+    if cfg!(feature = "cuda") {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}");
+    tune(folder.path())
+        .args(["--device", "cuda", "--config"])
+        .arg(config)
+        .assert()
+        .code(4)
+        .stderr(predicate::str::contains("no CUDA support").and(predicate::str::contains("--device cpu")));
+}
+
+#[test]
+fn an_unwritable_output_is_refused_before_any_trial() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}");
+    let output =
+        tune(folder.path()).args(["--output", "no/such/folder.yaml", "--config"]).arg(&config).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("cannot write `no/such/folder.yaml`"), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("trial 1"));
+}
+
+#[test]
+fn configurations_that_are_none_are_one_clear_error_each() {
+    let folder = TempDir::new().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let huge = folder.path().join("huge.yaml");
+    std::fs::File::create(&huge).unwrap().set_len(100 << 20).unwrap();
+    let inputs = [
+        write("empty.yaml", b""),
+        write("junk.yaml", &(0..=255).cycle().take(4096).collect::<Vec<u8>>()),
+        folder.path().to_owned(),
+        folder.path().join("missing.yaml"),
+        huge,
+    ];
+    for input in inputs {
+        let output = tune(folder.path()).arg("--config").arg(&input).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}: {}", input.display(), stderr(&output));
+        assert!(!stderr(&output).is_empty() && stderr(&output).len() < 2000, "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_missing_text_file_names_itself() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}");
+    tune(folder.path())
+        .arg("--config")
+        .arg(config)
+        .args(["--set", "data.source=text", "--set", "data.path=nowhere.txt"])
+        .assert()
+        .code(2)
+        .stderr(predicate::str::contains("nowhere.txt"));
+}
+
+#[test]
+fn the_job_script_tunes_once_and_launches_with_the_answer() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}");
+    let binary = assert_cmd::cargo::cargo_bin("tune");
+    let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let launch = || {
+        let mut command = std::process::Command::new("sh");
+        command
+            .arg(repository().join("examples/shell/train.sh"))
+            .arg(&config)
+            .args(["printenv", "TUNE_EFFECTIVE_BATCH_SIZE"]);
+        command.current_dir(folder.path()).env("PATH", &path).output().unwrap()
+    };
+    let first = launch();
+    assert!(first.status.success(), "{}", stderr(&first));
+    assert!(String::from_utf8_lossy(&first.stdout).ends_with("\n2\n"));
+    let second = launch();
+    assert!(second.status.success());
+    assert!(!stderr(&second).contains("trial 1"), "tuned again: {}", stderr(&second));
+}
+
+#[test]
+fn the_job_script_stops_when_nothing_is_safe() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}\nmemory: {limit: 100KiB}");
+    let binary = assert_cmd::cargo::cargo_bin("tune");
+    let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let output = std::process::Command::new("sh")
+        .arg(repository().join("examples/shell/train.sh"))
+        .arg(&config)
+        .args(["echo", "launched"])
+        .current_dir(folder.path())
+        .env("PATH", &path)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("launched"));
+}
+
+#[test]
+fn completions_and_schema_are_printed() {
+    let folder = TempDir::new().unwrap();
+    tune(folder.path()).args(["completions", "bash"]).assert().success().stdout(predicate::str::contains("--config"));
+    let schema = tune(folder.path()).arg("schema").output().unwrap();
+    let schema: serde_json::Value = serde_json::from_slice(&schema.stdout).unwrap();
+    assert!(schema["properties"]["target"].is_object());
+}
+
+#[test]
+fn the_help_texts_are_as_recorded() {
+    let cases = trycmd::TestCases::new();
+    cases.case("tests/cli/*.trycmd");
+}
