@@ -63,8 +63,13 @@ row "  grid: micro x accumulation, samples/s" "$(field "$out/rec-grid.yaml" reco
 # --- named outcomes
 expect no-device 4 env CUDA_VISIBLE_DEVICES= tune --config "$config" --device cuda
 expect model-too-large 3 tune --config "$config" --limit 1GiB --study "$out/study-1GiB" --output "$out/rec-1GiB.yaml"
-( sleep 12; pkill -KILL -f 'tune worker' ) &
-expect worker-killed 0 tune --config "$config" --limit 40GiB --study "$out/study-killed" --output "$out/rec-killed.yaml" --set target.batch_size=8
+( # kills the worker in the middle of the soak
+  for _ in $(seq 200); do
+    sleep 0.5
+    grep -qs '"trial_started".*"soak"' "$out/study-killed/journal.jsonl" && { sleep 3; pkill -KILL -f 'tune worker'; break; }
+  done ) &
+expect worker-killed 0 tune --config "$config" --limit 40GiB --study "$out/study-killed" --output "$out/rec-killed.yaml" \
+  --set target.batch_size=4 --set 'search.loader_workers=[0]'
 row "  outcomes in its journal" "$(grep -o '"outcome":"[a-z_]*"' "$out/study-killed/journal.jsonl" | sort | uniq -c | tr -s ' \n' ' ')"
 row "memory in use on the card afterwards" "$(nvidia-smi --query-gpu=memory.used --format=csv,noheader)"
 

@@ -277,6 +277,8 @@ impl DeviceSession for CudaSession {
             unreleasable_bytes: state.unreleasable_bytes,
             allocated_blocks: state.allocated_blocks,
             rates: Rates::of(&state),
+            host_bytes: None,
+            host_available_bytes: None,
             shadow: self.shadow.as_ref().and_then(Shadow::sample).map(|sample| Rates::of(&sample.state)),
         }
     }
