@@ -1,9 +1,13 @@
 //! The errors of the whole program: one variant a room, and the exit code of each.
 
+use crate::cli::InputError;
 use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::exit_code;
+use crate::memory::compare::CompareError;
+use crate::memory::policy::ConfError;
+use crate::memory::replay::ReplayError;
 use crate::model::ModelError;
 use crate::report::export::ExportError;
 use crate::report::recommendation::ReportError;
@@ -34,6 +38,30 @@ pub enum Error {
     /// A recommendation must not be exported.
     #[error(transparent)]
     Export(#[from] ExportError),
+    /// A file that a command was given cannot be read.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// A recording cannot be replayed.
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    /// A recording cannot be replayed under these settings.
+    #[error(transparent)]
+    Compare(#[from] CompareError),
+    /// An allocator configuration is wrong.
+    #[error("invalid `--conf`")]
+    Conf(#[from] ConfError),
+    /// Stacks were asked for of a recording that has none.
+    #[error("only PyTorch snapshots hold stack frames (hint: leave `--folded` out)")]
+    NoFrames,
+    /// A result file cannot be written.
+    #[error("cannot write `{}`", path.display())]
+    Output {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
     /// Standard output went away or a signal handler cannot be set.
     #[error("{action}")]
     Io {
@@ -49,7 +77,17 @@ impl Error {
     /// The process's exit code. No wildcard: a new error forces the choice.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Model(_) | Self::Data(_) | Self::Report(_) | Self::Io { .. } => exit_code::USAGE,
+            Self::Config(_)
+            | Self::Model(_)
+            | Self::Data(_)
+            | Self::Report(_)
+            | Self::Input(_)
+            | Self::Replay(_)
+            | Self::Compare(_)
+            | Self::Conf(_)
+            | Self::NoFrames
+            | Self::Output { .. }
+            | Self::Io { .. } => exit_code::USAGE,
             Self::Device(_) => exit_code::DEVICE_UNAVAILABLE,
             Self::Export(error) => match error {
                 ExportError::NotSafe(_) | ExportError::Stale { .. } => exit_code::NO_SAFE_CONFIGURATION,

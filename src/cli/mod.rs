@@ -8,15 +8,23 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
 use crate::exit_code;
+use crate::memory::policy::Backend;
 use crate::model::Registry;
 use crate::report::export::Format;
+use crate::units::Bytes;
 
 mod check;
 mod completions;
 mod diagnostics;
+mod explain_oom;
 mod export;
+mod input;
+mod inspect;
+mod replay;
 mod schema;
 mod search;
+
+pub use input::InputError;
 
 /// The examples under `tune --help`.
 const EXAMPLES: &str = "\
@@ -54,6 +62,12 @@ enum Command {
     Check(PlanArgs),
     /// Print a safe recommendation in the form that a launch needs
     Export(ExportArgs),
+    /// Show what holds the memory in a PyTorch snapshot, a trace or an RMM log
+    Inspect(InspectArgs),
+    /// Replay a recording under other allocator settings, or rank a set of them
+    Replay(ReplayArgs),
+    /// Say what an out-of-memory error means, and what to change
+    ExplainOom(ExplainOomArgs),
     /// Print the JSON Schema of the configuration file
     Schema,
     /// Print a completion script for a shell
@@ -155,6 +169,105 @@ struct ExportArgs {
     changes: ChangeArgs,
 }
 
+#[derive(Debug, Args)]
+struct InspectArgs {
+    /// A snapshot of `torch.cuda.memory._dump_snapshot`, a batchtune trace or an RMM log
+    file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Write the live bytes by stack, one line a stack, for a flame graph
+    #[arg(long, value_name = "FILE")]
+    folded: Option<PathBuf>,
+    /// Write a snapshot for PyTorch's Memory Viz page
+    #[arg(long, value_name = "FILE")]
+    export: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct ReplayArgs {
+    /// A snapshot of `torch.cuda.memory._dump_snapshot`, a batchtune trace or an RMM log
+    file: PathBuf,
+    /// The allocator [default: the recording's own]
+    #[arg(long, value_enum)]
+    backend: Option<BackendArg>,
+    /// Its settings, as PYTORCH_CUDA_ALLOC_CONF has them [default: the recording's own]
+    #[arg(long, value_name = "KEY:VALUE,…")]
+    conf: Option<String>,
+    /// What it may take from the device, such as 40GiB
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<Bytes>,
+    /// Try a set of sensible settings and rank them
+    #[arg(long, conflicts_with_all = ["conf", "backend"])]
+    compare: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ExplainOomArgs {
+    /// A file with the error's text; - is standard input
+    #[arg(default_value = "-")]
+    file: PathBuf,
+    /// PYTORCH_CUDA_ALLOC_CONF of the process, so that nothing is advised that is already on
+    #[arg(long, value_name = "KEY:VALUE,…")]
+    conf: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The allocators of `--backend`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum BackendArg {
+    /// PyTorch's caching allocator
+    Native,
+    /// The CUDA driver's stream-ordered pool
+    CudaMallocAsync,
+}
+
+impl From<BackendArg> for Backend {
+    fn from(backend: BackendArg) -> Self {
+        match backend {
+            BackendArg::Native => Self::Native,
+            BackendArg::CudaMallocAsync => Self::CudaMallocAsync,
+        }
+    }
+}
+
+/// What a command prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Table,
+    Json,
+}
+
+impl Form {
+    fn of(json: bool) -> Self {
+        if json { Self::Json } else { Self::Table }
+    }
+}
+
+impl InspectArgs {
+    fn form(&self) -> Form {
+        Form::of(self.json)
+    }
+}
+
+impl ReplayArgs {
+    fn form(&self) -> Form {
+        Form::of(self.json)
+    }
+}
+
+impl ExplainOomArgs {
+    fn form(&self) -> Form {
+        Form::of(self.json)
+    }
+}
+
 /// The program: reads the command line, runs the command, prints an error once and gives the exit code.
 pub fn main(registry: &Registry) -> ExitCode {
     let cli = Cli::parse();
@@ -176,6 +289,9 @@ fn dispatch(cli: Cli, registry: &Registry) -> Result<u8, Error> {
         None => search::run(&cli.search, registry),
         Some(Command::Check(args)) => check::run(&args, registry),
         Some(Command::Export(args)) => export::run(&args),
+        Some(Command::Inspect(args)) => inspect::run(&args),
+        Some(Command::Replay(args)) => replay::run(&args),
+        Some(Command::ExplainOom(args)) => explain_oom::run(&args),
         Some(Command::Schema) => schema::run(),
         Some(Command::Completions { shell }) => completions::run(shell, &mut Cli::command()),
         Some(Command::Worker) => Ok(exit_code::BUG),
@@ -192,6 +308,27 @@ fn print_result(text: &str) -> Result<(), Error> {
         }
         _ => Ok(()),
     }
+}
+
+/// A result as JSON for other programs.
+fn to_json(value: &impl serde::Serialize) -> String {
+    // The types printed here have string keys and finite numbers, so this cannot fail; an error would show as such.
+    serde_json::to_string_pretty(value).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"))
+}
+
+/// A rate as a percentage; a dash where it is undefined.
+fn rate(rate: Option<f64>) -> String {
+    rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.1}%", rate * 100.0))
+}
+
+/// A text from a stranger's file without what a terminal would obey.
+fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// Writes a result file.
+fn write_file(path: &std::path::Path, bytes: &[u8]) -> Result<(), Error> {
+    std::fs::write(path, bytes).map_err(|source| Error::Output { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -16,7 +16,14 @@ use crate::memory::{AllocatorKind, Event, LimitSpec, MemorySample, OutOfMemory, 
 
 #[expect(unsafe_code, reason = "a global allocator can only be written with unsafe code")]
 pub mod cpu;
+#[cfg(feature = "cuda")]
+#[expect(unsafe_code, reason = "the driver's functions are C, and so is a hook that stands in for four of them")]
+pub mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "cuda/absent.rs"]
+pub mod cuda;
 pub mod facts;
+pub mod nvml;
 
 /// Which device to train on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -116,6 +123,67 @@ pub enum DeviceError {
         /// What is used outside the tensors' allocator.
         external: crate::units::Bytes,
     },
+    /// A limit under which nothing could be trained.
+    #[error(
+        "a limit of {limit} is under the least of {minimum} (hint: raise `memory.limit`, or free memory of the card)"
+    )]
+    LimitTooSmall {
+        /// The limit asked for, or what the default came to.
+        limit: crate::units::Bytes,
+        /// The least.
+        minimum: crate::units::Bytes,
+    },
+    /// There is no CUDA device.
+    #[error(
+        "device `{0}`: no CUDA device is visible (hint: look at `nvidia-smi` and at `CUDA_VISIBLE_DEVICES`, or use `--device cpu`)"
+    )]
+    NoCudaDevice(DeviceChoice),
+    /// There are CUDA devices, but fewer.
+    #[error("device `{device}`: {} visible (hint: devices count from 0)", are(*count))]
+    NoSuchDevice {
+        /// The device asked for.
+        device: DeviceChoice,
+        /// How many there are.
+        count: usize,
+    },
+    /// The driver cannot compile what this build brings along.
+    #[error(
+        "the driver supports CUDA {driver}, and this build needs {toolkit} (hint: update the driver, or build with a CUDA {driver} toolkit)"
+    )]
+    DriverTooOld {
+        /// The release that the driver supports.
+        driver: String,
+        /// The release of the toolkit that this was built with.
+        toolkit: String,
+    },
+    /// The device has no memory pools.
+    #[error("device `{0}` has no stream-ordered memory pools, so its memory cannot be limited and seen")]
+    NoMemoryPools(DeviceChoice),
+    /// Allocations do not pass the hook.
+    #[error(
+        "candle's allocations do not pass batchtune's hook, so device memory cannot be seen (hint: build cudarc with `dynamic-linking` and without `dynamic-loading`; `cargo tree -e features -i cudarc` shows who asks for what)"
+    )]
+    HookNotActive,
+    /// Allocations do not come from our pool.
+    #[error(
+        "candle's allocations do not come from batchtune's memory pool (hint: another library of this program may have set one)"
+    )]
+    PoolNotUsed,
+    /// The card is full.
+    #[error("cannot {operation}: the card has no memory left (hint: `nvidia-smi` shows who holds it)")]
+    NoRoom {
+        /// What was being done.
+        operation: &'static str,
+    },
+    /// The driver refused something.
+    #[error("cannot {operation}")]
+    Driver {
+        /// What was being done.
+        operation: &'static str,
+        /// What the driver said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// candle could not open the device.
     #[error("cannot open device `{device}`")]
     Open {
@@ -210,7 +278,13 @@ pub fn open(
     allocator: AllocatorKind,
 ) -> Result<Box<dyn DeviceSession>, DeviceError> {
     match choice {
+        DeviceChoice::Auto if cuda::is_present()? => cuda::open(0, limit, allocator),
         DeviceChoice::Auto | DeviceChoice::Cpu => Ok(Box::new(cpu::VirtualDevice::open(limit, allocator)?)),
-        DeviceChoice::Cuda(_) => Err(DeviceError::NotCompiled(choice)),
+        DeviceChoice::Cuda(ordinal) => cuda::open(ordinal, limit, allocator),
     }
+}
+
+/// `1 CUDA device is`, `2 CUDA devices are`
+fn are(count: usize) -> String {
+    format!("{} {}", crate::units::plural(count, "CUDA device"), if count == 1 { "is" } else { "are" })
 }

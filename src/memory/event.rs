@@ -48,6 +48,8 @@ pub enum Mark {
     Step(u32),
     /// A phase begins and lasts until the next mark.
     Phase(Phase),
+    /// The program handed cached memory back to the device (`empty_cache`, `cuMemPoolTrimTo`).
+    Trim,
 }
 
 /// What a training thread is doing.

@@ -66,6 +66,8 @@ pub struct Inspection {
     pub devices: u64,
     /// The allocator's settings, as the environment variable writes them.
     pub conf: String,
+    /// The figures of each pool: one small and one large for each device and stream.
+    pub pools: Vec<PoolFigures>,
     /// Free blocks by size.
     pub free_histogram: Vec<FreeClass>,
     /// The largest spaces that cannot be released, and what keeps them.
@@ -86,6 +88,29 @@ pub struct ReplayCheck {
     /// Why it cannot reproduce the file, where it cannot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub obstacle: Option<String>,
+}
+
+/// The figures of one pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PoolFigures {
+    /// The device's index.
+    pub device: u64,
+    /// The stream's handle.
+    pub stream: u64,
+    /// Whether it serves small requests.
+    pub small: bool,
+    /// Segments.
+    pub segments: u64,
+    /// Bytes of its segments.
+    pub reserved_bytes: u64,
+    /// Bytes in use by the program.
+    pub allocated_bytes: u64,
+    /// Bytes of inactive blocks.
+    pub free_bytes: u64,
+    /// The largest inactive block.
+    pub largest_free_bytes: u64,
+    /// Free bytes that cannot be released.
+    pub unreleasable_bytes: u64,
 }
 
 /// A request that failed.
@@ -181,6 +206,7 @@ pub fn inspect(snapshot: &Snapshot) -> Result<Inspection, ReplayError> {
         oom: last_failure(snapshot),
         devices: devices.len() as u64,
         conf: snapshot.conf.to_string(),
+        pools: pools(snapshot),
         free_histogram: histogram(free()),
         pinned: pinned(snapshot),
         top_sites: sites(snapshot),
@@ -257,6 +283,29 @@ fn unreleasable(segment: &Segment, settings: &Settings) -> u64 {
         let pages = (start.saturating_add(block.bytes) / page).saturating_sub(start.div_ceil(page));
         block.bytes.saturating_sub(pages.saturating_mul(page))
     }))
+}
+
+fn pools(snapshot: &Snapshot) -> Vec<PoolFigures> {
+    let mut pools = std::collections::BTreeMap::new();
+    for segment in &snapshot.segments {
+        let (device, stream, small) = (segment.device, segment.stream.0, segment.is_small);
+        let pool = pools.entry((device, stream, !small)).or_insert(PoolFigures {
+            device,
+            stream,
+            small,
+            ..PoolFigures::default()
+        });
+        let live = segment.blocks.iter().filter(|block| block.state == BlockState::Active);
+        pool.segments += 1;
+        pool.reserved_bytes = pool.reserved_bytes.saturating_add(segment.bytes);
+        pool.allocated_bytes = pool.allocated_bytes.saturating_add(sum(live.map(|block| block.bytes)));
+        pool.free_bytes = pool.free_bytes.saturating_add(sum(free_of(segment).map(|block| block.bytes)));
+        let largest = free_of(segment).map(|block| block.bytes).max().unwrap_or(0);
+        pool.largest_free_bytes = pool.largest_free_bytes.max(largest);
+        let unreleasable = unreleasable(segment, &snapshot.conf.settings);
+        pool.unreleasable_bytes = pool.unreleasable_bytes.saturating_add(unreleasable);
+    }
+    pools.into_values().collect()
 }
 
 fn histogram<'a>(free: impl Iterator<Item = &'a Block>) -> Vec<FreeClass> {

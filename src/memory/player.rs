@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::event::{Event, Ordinal, Stream};
+use super::event::{Event, Mark, Ordinal, Stream};
 use super::policy::{Address, FastHash, OutOfMemory, Policy, PoolState};
 
 /// The first request that did not fit.
@@ -51,7 +51,8 @@ impl Player {
                     self.policy.free_requested(address);
                 }
             }
-            Event::Mark(_) => {}
+            Event::Mark(Mark::Trim) => self.policy.release_cached(),
+            Event::Mark(Mark::Step(_) | Mark::Phase(_)) => {}
         }
         self.events += 1;
     }
@@ -114,11 +115,6 @@ impl Player {
     /// The policy.
     pub fn policy(&self) -> &dyn Policy {
         self.policy.as_ref()
-    }
-
-    /// Hands cached memory back.
-    pub fn release_cached(&mut self) {
-        self.policy.release_cached();
     }
 }
 

@@ -235,6 +235,7 @@ impl Run {
                 }
             }
             Event::Mark(Mark::Step(step)) => self.begin_step(Some(step)),
+            Event::Mark(Mark::Trim) => self.policy.release_cached(),
             Event::Mark(Mark::Phase(_)) => {}
         }
         true
@@ -350,6 +351,16 @@ mod tests {
     fn ordinals_with_gaps_are_refused_and_not_reserved_for() {
         let trace = Trace::of_events(vec![alloc(u64::MAX, 1)]);
         assert_eq!(replay(&trace, Settings::default(), u64::MAX), Err(ReplayError::Ordinals));
+    }
+
+    #[test]
+    fn a_trim_of_the_program_is_replayed_too() {
+        let mut trace =
+            Trace::of_events(vec![alloc(0, 30 * MIB), free(0), Event::Mark(Mark::Trim), alloc(1, 40 * MIB)]);
+        let trimmed = replay(&trace, Settings::default(), u64::MAX).unwrap();
+        assert_eq!((trimmed.state.peak_reserved_bytes, trimmed.counts.segments_freed), (40 * MIB, 1));
+        trace.events.remove(2);
+        assert_eq!(replay(&trace, Settings::default(), u64::MAX).unwrap().state.peak_reserved_bytes, 70 * MIB);
     }
 
     #[test]

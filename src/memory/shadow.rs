@@ -19,7 +19,6 @@ const QUEUE_BATCHES: usize = 64;
 enum Request {
     Play(Vec<Event>),
     Sample(Sender<ShadowSample>),
-    Release,
 }
 
 /// A shadow's figures since the last sample.
@@ -51,11 +50,6 @@ impl Shadow {
         self.send(Request::Play(events.to_vec()));
     }
 
-    /// Hands cached memory back.
-    pub fn release_cached(&self) {
-        self.send(Request::Release);
-    }
-
     /// The figures once everything handed over is played; starts a new window. `None` if the thread has ended.
     pub fn sample(&self) -> Option<ShadowSample> {
         let (reply, answer) = bounded(1);
@@ -85,7 +79,6 @@ fn run(policy: Box<dyn Policy>, inbox: &Receiver<Request>) {
     for request in inbox {
         match request {
             Request::Play(events) => player.play_all(&events),
-            Request::Release => player.release_cached(),
             Request::Sample(reply) => {
                 let sample = ShadowSample { state: player.state(), overrun: player.take_overrun() };
                 player.start_window();
@@ -99,7 +92,7 @@ fn run(policy: Box<dyn Policy>, inbox: &Receiver<Request>) {
 mod tests {
     use super::*;
     use crate::memory::policy;
-    use crate::memory::{AllocatorKind, Ordinal, Stream};
+    use crate::memory::{AllocatorKind, Mark, Ordinal, Stream};
     use crate::units::MIB;
 
     fn alloc(ordinal: u64, bytes: u64) -> Event {
@@ -129,7 +122,7 @@ mod tests {
         shadow.play(&[alloc(0, 40 * MIB), Event::Free { ordinal: Ordinal(0) }, alloc(1, 100 * MIB)]);
         let first = shadow.sample().unwrap();
         assert_eq!((first.state.peak_allocated_bytes, first.overrun.unwrap().event), (40 * MIB, 2));
-        shadow.release_cached();
+        shadow.play(&[Event::Mark(Mark::Trim)]);
         let second = shadow.sample().unwrap();
         assert_eq!((second.state.peak_allocated_bytes, second.state.reserved_bytes, second.overrun), (0, 0, None));
     }

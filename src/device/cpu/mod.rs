@@ -167,8 +167,7 @@ impl DeviceSession for VirtualDevice {
     }
 
     fn trim(&mut self) {
-        let _ = self.drain();
-        self.player.release_cached();
+        self.mark(Mark::Trim);
     }
 
     fn end_trial(&mut self) -> u64 {

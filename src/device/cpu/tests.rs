@@ -158,6 +158,18 @@ fn a_step_over_the_limit_is_out_of_memory_and_the_next_trial_runs() {
 }
 
 #[test]
+fn a_trim_hands_the_cache_back_and_is_part_of_the_recording() {
+    let mut device = open(256 * MIB);
+    let events = record(&mut device);
+    let (tensor, _) = within(&mut device, Phase::Forward, || zeros(4096));
+    drop(tensor);
+    assert_eq!(device.state().reserved_bytes, 16 * MIB);
+    device.trim();
+    assert_eq!(device.state().reserved_bytes, 0);
+    assert_eq!(events.borrow().last(), Some(&Event::Mark(Mark::Trim)));
+}
+
+#[test]
 fn frees_count_between_phases_and_on_other_threads() {
     let mut device = open(256 * MIB);
     let ((first, second), _) = within(&mut device, Phase::Build, || (zeros(256), zeros(512)));

@@ -56,6 +56,21 @@ fn every_allocation_is_placed_at_pytorchs_own_address() {
 }
 
 #[test]
+fn pools_add_up_to_the_whole() {
+    for name in FILES {
+        let found = inspect(&snapshot(name)).unwrap();
+        let total = |figure: fn(&PoolFigures) -> u64| found.pools.iter().map(figure).sum::<u64>();
+        assert_eq!(total(|pool| pool.reserved_bytes), found.reserved_bytes, "{name}");
+        assert_eq!(total(|pool| pool.allocated_bytes), found.allocated_bytes, "{name}");
+        assert_eq!(total(|pool| pool.free_bytes), found.free_bytes, "{name}");
+        assert_eq!(total(|pool| pool.unreleasable_bytes), found.unreleasable_bytes, "{name}");
+        assert_eq!(total(|pool| pool.segments), found.segments, "{name}");
+    }
+    let streams = inspect(&snapshot("streams")).unwrap().pools;
+    assert_eq!(streams.iter().map(|pool| pool.stream).collect::<std::collections::BTreeSet<_>>().len(), 2);
+}
+
+#[test]
 fn the_failed_request_and_what_pins_the_memory_are_found() {
     let found = inspect(&snapshot("oom_fragmented")).unwrap();
     let failure = found.oom.unwrap();

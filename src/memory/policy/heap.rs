@@ -18,7 +18,7 @@ pub(super) type Index = u32;
 /// No block.
 pub(super) const NONE: Index = Index::MAX;
 /// A pool's place in the list of pools.
-pub(super) type PoolIndex = usize;
+pub(super) type PoolIndex = u32;
 
 /// What a block is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl Heap {
             for kind in [PoolKind::Small, PoolKind::Large] {
                 pools.push(Pool { stream, kind, free: FreeList::default(), unmapped: BTreeSet::new(), searches: 0 });
             }
-            pools.len() - 2
+            (pools.len() - 2) as PoolIndex
         });
         match kind {
             PoolKind::Small => small,
@@ -129,11 +129,11 @@ impl Heap {
     }
 
     pub(super) fn pool(&self, pool: PoolIndex) -> &Pool {
-        &self.pools[pool]
+        &self.pools[pool as usize]
     }
 
     pub(super) fn pool_mut(&mut self, pool: PoolIndex) -> &mut Pool {
-        &mut self.pools[pool]
+        &mut self.pools[pool as usize]
     }
 
     /// All pools of a kind.
@@ -179,26 +179,24 @@ impl Heap {
 
     /// Puts a free block into its pool.
     pub(super) fn insert_free(&mut self, index: Index, settings: &Settings) {
-        let block = *self.block(index);
-        let pool = &mut self.pools[block.pool];
+        let block = &mut self.blocks[index as usize];
+        let pool = &mut self.pools[block.pool as usize];
+        block.state = BlockState::Free;
+        block.freed_at_search = pool.searches;
         pool.free.insert((block.bytes, block.address, index));
         self.figures.free += block.bytes;
         self.figures.free_blocks += 1;
-        self.figures.releasable += releasable(&block, pool.kind, settings);
-        let searches = pool.searches;
-        let block = self.block_mut(index);
-        block.state = BlockState::Free;
-        block.freed_at_search = searches;
+        self.figures.releasable += releasable(block, pool.kind, settings);
     }
 
     /// Takes a free block out of its pool.
     pub(super) fn remove_free(&mut self, index: Index, settings: &Settings) {
-        let block = *self.block(index);
-        let pool = &mut self.pools[block.pool];
+        let block = &self.blocks[index as usize];
+        let pool = &mut self.pools[block.pool as usize];
         pool.free.remove((block.bytes, block.address, index));
         self.figures.free -= block.bytes;
         self.figures.free_blocks -= 1;
-        self.figures.releasable -= releasable(&block, pool.kind, settings);
+        self.figures.releasable -= releasable(block, pool.kind, settings);
     }
 
     /// Cuts a block in two; the second part, from `bytes` on, is returned and is in no list yet.
@@ -273,7 +271,7 @@ impl Heap {
 
     /// Takes a live or pending block out of use. It is in no list then.
     pub(super) fn retire(&mut self, index: Index) {
-        let block = *self.block(index);
+        let block = &self.blocks[index as usize];
         if block.state == BlockState::Pending {
             self.figures.pending -= block.bytes;
         } else {
@@ -296,13 +294,13 @@ impl Heap {
     /// Puts an unmapped block into its pool.
     pub(super) fn insert_unmapped(&mut self, index: Index) {
         let block = *self.block(index);
-        self.pools[block.pool].unmapped.insert((block.address, index));
+        self.pools[block.pool as usize].unmapped.insert((block.address, index));
     }
 
     /// Takes an unmapped block out of its pool.
     pub(super) fn remove_unmapped(&mut self, index: Index) {
         let block = *self.block(index);
-        self.pools[block.pool].unmapped.remove(&(block.address, index));
+        self.pools[block.pool as usize].unmapped.remove(&(block.address, index));
     }
 
     /// Joins an unmapped block that is in no list with the unmapped neighbours on both sides.
@@ -344,7 +342,7 @@ impl Heap {
         let mut all: Vec<&Block> = self.blocks.iter().filter(is_mapped).collect();
         all.sort_unstable_by_key(|block| block.address);
         let placed = all.into_iter().map(|block| {
-            let pool = &self.pools[block.pool];
+            let pool = &self.pools[block.pool as usize];
             PlacedBlock {
                 address: Address(block.address),
                 bytes: block.bytes,

@@ -196,6 +196,10 @@ impl Settings {
 
 /// Up to the next multiple; `None` on overflow.
 pub(super) fn round_up(bytes: u64, quantum: u64) -> Option<u64> {
+    if quantum.is_power_of_two() {
+        // The usual case, and much faster than a division.
+        return Some(bytes.checked_add(quantum - 1)? & !(quantum - 1));
+    }
     bytes.checked_next_multiple_of(quantum.max(1))
 }
 

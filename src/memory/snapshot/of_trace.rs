@@ -2,7 +2,7 @@
 //! candle.
 
 use super::{Action, Block, Entry, Segment, Snapshot};
-use crate::memory::event::{Event, Stream};
+use crate::memory::event::{Event, Mark, Stream};
 use crate::memory::policy::native::Native;
 use crate::memory::policy::{Address, AllocConf, Policy, Settings};
 use crate::memory::replay::{ReplayError, check_streams};
@@ -55,7 +55,13 @@ impl Snapshot {
                         push(Action::FreeCompleted, address, bytes, stream);
                     }
                 }
-                Event::Mark(_) => {}
+                Event::Mark(Mark::Trim) => {
+                    policy.release_cached();
+                    for SegmentEvent { action, address, bytes, stream, .. } in policy.take_segments() {
+                        push(Action::Segment(action), address, bytes, stream);
+                    }
+                }
+                Event::Mark(Mark::Step(_) | Mark::Phase(_)) => {}
             }
         }
         let conf = AllocConf { settings, ..AllocConf::default() };

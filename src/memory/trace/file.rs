@@ -12,6 +12,7 @@
 //! | `03` | a free that another stream still delays: the same |
 //! | `04` | a step begins: its number |
 //! | `05` | a phase begins: one byte, its place in [`PHASES`] |
+//! | `06` | the program handed cached memory back |
 //! | `00` | the end: the number of events. A file without it was cut off |
 //!
 //! An allocation takes about 5 bytes and a free 2 to 3. The magic has the form of PNG's, so that a transfer that changes
@@ -49,6 +50,7 @@ const FREE: u8 = 2;
 const FREE_REQUESTED: u8 = 3;
 const STEP: u8 = 4;
 const PHASE: u8 = 5;
+const TRIM: u8 = 6;
 
 /// What a file says about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,6 +136,7 @@ impl<W: Write> TraceWriter<W> {
                 None => Ok(()),
             },
             Event::Mark(Mark::Step(step)) => self.record(STEP, &[u64::from(step)]),
+            Event::Mark(Mark::Trim) => self.record(TRIM, &[]),
             Event::Mark(Mark::Phase(phase)) => {
                 let place = PHASES.iter().position(|known| *known == phase).unwrap_or(0);
                 self.record(PHASE, &[place as u64])
@@ -200,6 +203,7 @@ pub fn read(data: &[u8]) -> Result<(TraceHeader, Trace), TraceFileError> {
                 let phase = PHASES.get(usize::from(reader.byte()?)).copied();
                 trace.events.push(Event::Mark(Mark::Phase(phase.ok_or_else(|| damaged("there is no such phase"))?)));
             }
+            TRIM => trace.events.push(Event::Mark(Mark::Trim)),
             END => {
                 if reader.varint()? != trace.events.len() as u64 {
                     return Err(damaged("the number of events is not the one written at the end"));
@@ -288,6 +292,7 @@ mod tests {
             Event::Mark(Mark::Step(7)),
             Event::Mark(Mark::Phase(Phase::Checkpoint)),
             free(1),
+            Event::Mark(Mark::Trim),
             alloc(2, 300),
             Event::FreeRequested { ordinal: Ordinal(0) },
             free(0),

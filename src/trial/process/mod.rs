@@ -46,6 +46,8 @@ pub use host_memory::OomKills;
 
 /// How often a wait looks at the interrupt and the budget.
 const TICK: Duration = Duration::from_millis(50);
+/// After a worker's end, for its output to end too: something it started may hold the pipe open.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a new worker may find the device still occupied by the one before it.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
@@ -149,7 +151,7 @@ impl ProcessExecutor {
 
     fn await_message(&self, worker: &mut Worker) -> Result<FromWorker, ExecutorError> {
         let patience = self.config.patience.start;
-        let until = Instant::now() + patience;
+        let mut until = Instant::now() + patience;
         loop {
             if self.cancelled() {
                 return Err(ExecutorError::Cancelled);
@@ -161,11 +163,16 @@ impl ProcessExecutor {
                     continue;
                 }
                 Seen::Nothing if Instant::now() < until => continue,
+                // What it said last may still be on its way through the pipe's reader; the end of its output tells.
+                Seen::Exited => {
+                    until = until.min(Instant::now() + LAST_WORDS);
+                    continue;
+                }
+                Seen::Nothing if worker.has_exited() => "it ended".to_owned(),
                 Seen::Nothing => format!("it said nothing for {:.0} s", patience.as_secs_f64()),
                 Seen::Spoiled(why) => why,
                 Seen::Torn => "it ended within a line".to_owned(),
-                // Whichever of the two comes first, its status is known in a moment.
-                Seen::Closed | Seen::Exited => "it ended".to_owned(),
+                Seen::Closed => "it ended".to_owned(),
             };
             let end = worker.end(Manner::Gently, &self.config.patience);
             let status = end.status.map_or(String::new(), |status| format!(", {status}"));

@@ -29,7 +29,7 @@ impl Heap {
                 BlockState::Free => {
                     figures.free += block.bytes;
                     figures.free_blocks += 1;
-                    figures.releasable += releasable(block, self.pools[block.pool].kind, settings);
+                    figures.releasable += releasable(block, self.pools[block.pool as usize].kind, settings);
                 }
                 BlockState::Unmapped | BlockState::Vacant => {}
             }
