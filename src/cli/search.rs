@@ -11,6 +11,7 @@ use crate::model::Registry;
 use crate::progress::{self, ProgressMode};
 use crate::report::table;
 use crate::search::driver::{DriverError, End, Study};
+use crate::search::knowledge::Nothing;
 use crate::search::{Ask, History, strategy};
 use crate::trial::journal::{Header, Journal, StudyLock};
 use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
@@ -126,7 +127,7 @@ fn dry_run(plan: &Plan) -> String {
     let space = crate::search::Space::new(plan);
     let pairs = space.pairs().iter().map(|pair| format!("{} × {}", pair.batch_size, pair.accumulation_steps));
     let rungs = space.rungs();
-    let first = match strategy(plan).ask(&History::default()) {
+    let first = match strategy(plan).ask(&History::default(), &Nothing) {
         Ask::Run { point, purpose } => format!("{purpose}: {point}"),
         Ask::Finished(_) => "none: no size meets the target".to_owned(),
     };

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::knowledge::Nothing;
 use super::scripted::{Script, plan, play};
 use super::{Ask, Conclusion, History, Space, StrategyKind, strategy};
 use crate::trial::{Outcome, Purpose};
@@ -72,8 +73,8 @@ fn the_same_history_gets_the_same_answer_from_a_fresh_strategy() {
     for kind in KINDS {
         let mut plan = plan.clone();
         plan.search.strategy = kind;
-        let first = strategy(&plan).ask(&History::default());
-        assert_eq!(first, strategy(&plan).ask(&History::default()));
+        let first = strategy(&plan).ask(&History::default(), &Nothing);
+        assert_eq!(first, strategy(&plan).ask(&History::default(), &Nothing));
         assert!(matches!(first, Ask::Run { purpose: Purpose::Smallest, .. }));
     }
 }

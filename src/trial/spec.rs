@@ -83,6 +83,8 @@ pub enum Purpose {
     Bisection,
     /// A micro-batch with accumulation that meets the target.
     Accumulation,
+    /// A point that fragmented, with less in flight or with its cache handed back.
+    Remedy,
     /// Loader workers, prefetch depth and device prefetch.
     Loader,
     /// A point of the full grid.
@@ -99,6 +101,7 @@ impl fmt::Display for Purpose {
             Self::Ladder => "ladder",
             Self::Bisection => "bisection",
             Self::Accumulation => "accumulation",
+            Self::Remedy => "remedy",
             Self::Loader => "loader",
             Self::Grid => "grid",
             Self::Soak => "soak",
