@@ -65,7 +65,7 @@ fn a_sink_gets_every_event_once_and_in_order() {
                 live.insert(ordinal.0);
             }
             Event::Free { ordinal } => assert!(live.remove(&ordinal.0), "{} was freed twice or never made", ordinal.0),
-            Event::Mark(_) => {}
+            Event::FreeRequested { .. } | Event::Mark(_) => {}
         }
     }
     assert!(live.is_empty(), "all that was made was freed");

@@ -55,7 +55,7 @@ impl Recording {
     pub(super) fn sort_runs_of_frees(&mut self) {
         let ordinal = |event: &Event| match event {
             Event::Free { ordinal } => Some(*ordinal),
-            Event::Alloc { .. } | Event::Mark(_) => None,
+            Event::Alloc { .. } | Event::FreeRequested { .. } | Event::Mark(_) => None,
         };
         for run in self.events.chunk_by_mut(|left, right| ordinal(left).is_some() && ordinal(right).is_some()) {
             run.sort_unstable_by_key(ordinal);

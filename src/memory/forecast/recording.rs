@@ -151,7 +151,7 @@ impl Renumbering {
             Mark::Phase(Phase::Build) => Some(PartKind::Build),
             Mark::Phase(Phase::Evaluation) => Some(PartKind::Evaluation),
             Mark::Phase(Phase::Checkpoint) => Some(PartKind::Checkpoint),
-            Mark::Phase(_) => None,
+            Mark::Phase(_) | Mark::Trim => None,
         };
         let current = self.recording.parts.last().map(|part| part.kind);
         match kind {
@@ -161,7 +161,7 @@ impl Renumbering {
         }
         self.push(Event::Mark(match mark {
             Mark::Step(_) => Mark::Step(self.steps),
-            phase @ Mark::Phase(_) => phase,
+            other @ (Mark::Phase(_) | Mark::Trim) => other,
         }));
         self.steps = self.steps.saturating_add(u32::from(kind == Some(PartKind::Step)));
         if mark == Mark::Phase(Phase::Optimizer)

@@ -83,7 +83,7 @@ impl<'a> RunEvents<'a> {
                 self.steps = step.saturating_add(1);
                 Some(Event::Mark(Mark::Step(step)))
             }
-            other @ (Event::FreeRequested { .. } | Event::Mark(Mark::Phase(_))) => Some(other),
+            other @ (Event::FreeRequested { .. } | Event::Mark(Mark::Phase(_) | Mark::Trim)) => Some(other),
         }
     }
 
