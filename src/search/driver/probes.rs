@@ -20,7 +20,7 @@ const MAX_TRACE_BYTES: u64 = 1 << 30;
 
 /// Why a trace is not read.
 #[derive(Debug, thiserror::Error)]
-pub enum TraceError {
+pub(super) enum TraceError {
     /// The file cannot be read.
     #[error("cannot read the trace `{}`", path.display())]
     Read {
