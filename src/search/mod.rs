@@ -152,4 +152,6 @@ pub fn strategy(plan: &crate::config::Plan) -> Box<dyn Strategy> {
 #[cfg(test)]
 mod contract;
 #[cfg(test)]
+pub(crate) mod machine;
+#[cfg(test)]
 pub(crate) mod scripted;
