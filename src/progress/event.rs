@@ -26,6 +26,13 @@ pub enum Event {
         /// Trials that the journal already held.
         resumed_trials: usize,
     },
+    /// The study has its answer from an earlier run, which is offered again.
+    AnswerKnown {
+        /// The study directory.
+        study: String,
+        /// When the study began, RFC 3339.
+        started: String,
+    },
     /// The device is open.
     DeviceReady {
         /// What it is.

@@ -31,6 +31,11 @@ pub(super) fn line(event: &Event) -> Option<String> {
                 harmless(name)
             )
         }
+        Event::AnswerKnown { study, started } => format!(
+            "this configuration was tuned on this device before (in {study}, started {}); its answer stands (hint: \
+             `--fresh` searches again)",
+            harmless(started)
+        ),
         Event::DeviceReady { facts } => format!(
             "device {}: {}, {} for tensors, allocator {}, {}",
             facts.device,

@@ -107,7 +107,7 @@ fn the_recommendation_says_what_was_forecast_and_how_far_off_it_was() {
     let result = study_in(folder.path(), &plan(256), &mut machine_in(folder.path()), Vec::new()).unwrap();
     let forecast = result.recommendation.forecast.unwrap();
     assert_eq!((forecast.method, forecast.error_percent), (Method::Exact, Some(0.0)));
-    assert!(forecast.largest_batch_size.is_some_and(|size| (128..256).contains(&size)));
+    assert!(forecast.largest_batch_size.is_some_and(|size| (64..256).contains(&size)));
     assert_eq!(result.recommendation.provenance.oom_trials, 0);
     let skipped = result.recommendation.rejected.iter().find(|rejected| rejected.batch_size == 256).unwrap();
     assert!(skipped.reason.contains("by forecast"), "{}", skipped.reason);
