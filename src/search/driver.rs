@@ -5,7 +5,7 @@
 //! is rewritten whenever a trial changes it, so that an interrupted study leaves a valid answer.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use super::knowledge::Knowledge;
@@ -16,13 +16,14 @@ use crate::config::Plan;
 use crate::device::DeviceFacts;
 use crate::progress::{Event, Reporter};
 use crate::report::Recommendation;
-use crate::report::recommendation::{ReportError, Source};
+use crate::report::recommendation::ReportError;
 use crate::trial::journal::{Entry, Journal, JournalError};
 use crate::trial::spec::PROBE_UPDATES;
 use crate::trial::{
     Executor, ExecutorError, Interrupt, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
 };
 
+mod answer;
 mod probes;
 
 /// Why a study could not go on.
@@ -91,7 +92,7 @@ pub struct Study<'a> {
 impl Study<'_> {
     /// Runs the study to its end.
     pub fn run(self) -> Result<StudyResult, DriverError> {
-        check_writable(&self.output)?;
+        answer::check_writable(&self.output)?;
         self.reporter.report(&Event::StudyStarted {
             name: self.plan.name.clone(),
             target_batch_size: self.plan.target.batch_size,
@@ -150,32 +151,6 @@ impl<'a> Running<'a> {
             }
         }
         running
-    }
-
-    fn study_folder(&self) -> PathBuf {
-        self.study.journal.path().parent().map(Path::to_owned).unwrap_or_default()
-    }
-
-    /// Adds the recording of a probe to what is known. `false` where there should be one and it cannot be read.
-    fn learn(&mut self, record: &TrialRecord) -> bool {
-        let events = match probes::recording(&self.study_folder(), record) {
-            None => return true,
-            Some(Ok(events)) => events,
-            Some(Err(error)) => {
-                self.study.reporter.report(&Event::Warning { text: with_causes(&error) });
-                return false;
-            }
-        };
-        self.knowledge.add(&record.spec.point, events);
-        if let Some(summary) = self.knowledge.summary(Some(&record.spec.point), &self.history) {
-            self.study.reporter.report(&Event::Forecast {
-                method: summary.method,
-                largest_batch_size: summary.largest_batch_size,
-                error_percent: summary.error_percent,
-                reason: summary.reason,
-            });
-        }
-        true
     }
 
     /// What the safety rules say of a trial. They are about a point under C, which a probe is not.
@@ -300,49 +275,6 @@ impl<'a> Running<'a> {
             }
         }
     }
-
-    fn recommendation(&self) -> Recommendation {
-        Recommendation::new(&Source {
-            plan: self.study.plan,
-            history: &self.history,
-            skipped: &self.skipped,
-            forecast: self.knowledge.summary(standing(&self.history, &self.space).point(), &self.history),
-            facts: &self.facts,
-            started: &self.study.started,
-            seconds: self.clock.elapsed().as_secs_f64(),
-        })
-    }
-
-    fn write(&mut self) -> Result<Recommendation, DriverError> {
-        let recommendation = self.recommendation();
-        recommendation.write(&self.study.output)?;
-        let standing = standing(&self.history, &self.space);
-        let point = standing.point().cloned();
-        self.written = Some((recommendation.status, point.clone()));
-        let value = serde_json::to_value(&recommendation).unwrap_or_default();
-        self.note(&Entry::Recommended { recommendation: value });
-        if let Some(point) = point {
-            self.study.reporter.report(&Event::Recommended {
-                point,
-                status: recommendation.status.name().to_owned(),
-                path: self.study.output.display().to_string(),
-            });
-        }
-        Ok(recommendation)
-    }
-
-    fn finish(mut self, end: End) -> Result<StudyResult, DriverError> {
-        let recommendation = self.recommendation();
-        recommendation.write(&self.study.output)?;
-        let status = recommendation.status.name().to_owned();
-        self.note(&Entry::Concluded { status: status.clone() });
-        self.study.reporter.report(&Event::StudyEnded {
-            status,
-            trials: self.history.trials().len(),
-            seconds: self.clock.elapsed().as_secs_f64(),
-        });
-        Ok(StudyResult { end, recommendation, history: self.history })
-    }
 }
 
 fn event_of(observation: Observation, total: u32) -> Option<Event> {
@@ -374,16 +306,6 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
-}
-
-/// Refuses an output that cannot be written before any trial is run for it.
-fn check_writable(output: &Path) -> Result<(), ReportError> {
-    let failed = |source| ReportError::Write { path: output.to_owned(), source };
-    if output.is_dir() {
-        return Err(failed(std::io::Error::from(std::io::ErrorKind::IsADirectory)));
-    }
-    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    tempfile::Builder::new().prefix(".recommendation").tempfile_in(folder).map(drop).map_err(failed)
 }
 
 #[cfg(test)]

@@ -7,10 +7,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use super::{Running, with_causes};
 use crate::config::Plan;
 use crate::device::DeviceFacts;
 use crate::memory::trace::{TraceFileError, file};
 use crate::memory::{AllocatorKind, Event};
+use crate::progress::Event as Progress;
 use crate::search::knowledge::probed::{Probed, Terms};
 use crate::trial::TrialRecord;
 use crate::trial::spec::trace_path;
@@ -53,7 +55,7 @@ pub(super) fn knowledge(plan: &Plan, facts: &DeviceFacts) -> Probed {
 }
 
 /// The recording of a probe that completed; `None` for any other trial.
-pub(super) fn recording(study: &Path, record: &TrialRecord) -> Option<Result<Vec<Event>, TraceError>> {
+fn recording(study: &Path, record: &TrialRecord) -> Option<Result<Vec<Event>, TraceError>> {
     (record.spec.is_probe() && record.completed()).then(|| read(&trace_path(study, &record.spec.point)))
 }
 
@@ -66,4 +68,32 @@ fn read(path: &Path) -> Result<Vec<Event>, TraceError> {
     }
     let (_, trace) = file::read(&data).map_err(|source| TraceError::Damaged { path: path.to_owned(), source })?;
     Ok(trace.events)
+}
+
+impl Running<'_> {
+    fn study_folder(&self) -> PathBuf {
+        self.study.journal.path().parent().map(Path::to_owned).unwrap_or_default()
+    }
+
+    /// Adds the recording of a probe to what is known. `false` where there should be one and it cannot be read.
+    pub(super) fn learn(&mut self, record: &TrialRecord) -> bool {
+        let events = match recording(&self.study_folder(), record) {
+            None => return true,
+            Some(Ok(events)) => events,
+            Some(Err(error)) => {
+                self.study.reporter.report(&Progress::Warning { text: with_causes(&error) });
+                return false;
+            }
+        };
+        self.knowledge.add(&record.spec.point, events);
+        if let Some(summary) = self.knowledge.summary(Some(&record.spec.point), &self.history) {
+            self.study.reporter.report(&Progress::Forecast {
+                method: summary.method,
+                largest_batch_size: summary.largest_batch_size,
+                error_percent: summary.error_percent,
+                reason: summary.reason,
+            });
+        }
+        true
+    }
 }

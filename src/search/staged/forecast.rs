@@ -33,12 +33,11 @@ impl Staged {
             let purpose = if 2 * pair.batch_size >= self.largest() { Purpose::Ladder } else { Purpose::Accumulation };
             match self.settle(view, point, purpose) {
                 Settled::Safe(found) => safe.push(found),
-                Settled::Broken(_) => {}
                 // Until something is safe no bound holds the search back.
                 Settled::Needs(ask) if safe.is_empty() || (worth_measuring(&safe) && self.has_room(view)) => {
                     return Err(ask);
                 }
-                Settled::Needs(_) => {}
+                Settled::Needs(_) | Settled::Broken(_) => {}
             }
         }
         Ok(safe)
@@ -55,7 +54,7 @@ pub(super) fn cannot_win(view: View<'_>, pair: Pair, safe: &[Safe<'_>]) -> Optio
         .iter()
         .filter_map(|(point, trial)| Some((point, compute_rate(trial)?)))
         .max_by(|(_, a), (_, b)| a.total_cmp(b))?;
-    let same = |trial: &&JudgedTrial| {
+    let is_comparable = |trial: &&JudgedTrial| {
         let spec = &trial.record.spec;
         // Without accumulation the optimizer's share of a tiny probe is not that of its pair.
         let is_alike = spec.point.gradient_checkpointing == best.gradient_checkpointing
@@ -65,7 +64,7 @@ pub(super) fn cannot_win(view: View<'_>, pair: Pair, safe: &[Safe<'_>]) -> Optio
         is_alike && is_base && trial.record.completed()
     };
     let times: Vec<(usize, f64)> =
-        view.history.trials().iter().filter(same).filter_map(seconds_a_micro_batch).collect();
+        view.history.trials().iter().filter(is_comparable).filter_map(seconds_a_micro_batch).collect();
     let highest = StepTime::fit(&times)?.highest_rate(pair.batch_size);
     (highest < rate * (1.0 - EQUAL_SPEED)).then(|| {
         format!(

@@ -45,7 +45,7 @@ impl Trial<'_> {
 /// A trace file that is being written. Dropped unfinished, it is removed.
 struct Draft {
     path: PathBuf,
-    draft: PathBuf,
+    unfinished: PathBuf,
     writer: Option<TraceWriter<File>>,
     /// The first error, told in the end: an event sink has nobody to tell.
     error: Option<io::Error>,
@@ -58,10 +58,10 @@ impl Draft {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let draft = path.with_extension("trace.draft");
+        let unfinished = path.with_extension("trace.draft");
         let header = TraceHeader { device: facts.device.clone(), conf: String::new(), limit_bytes: None };
-        let writer = TraceWriter::new(File::create(&draft)?, &header)?;
-        Ok(Self { path: path.to_owned(), draft, writer: Some(writer), error: None })
+        let writer = TraceWriter::new(File::create(&unfinished)?, &header)?;
+        Ok(Self { path: path.to_owned(), unfinished, writer: Some(writer), error: None })
     }
 
     fn write(&mut self, events: &[Event]) {
@@ -79,7 +79,7 @@ impl Draft {
         }
         if let Some(writer) = self.writer.take() {
             writer.finish()?.sync_all()?;
-            fs::rename(&self.draft, &self.path)?;
+            fs::rename(&self.unfinished, &self.path)?;
         }
         Ok(())
     }
@@ -88,6 +88,6 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         // After `finish` there is none.
-        let _ = fs::remove_file(&self.draft);
+        let _ = fs::remove_file(&self.unfinished);
     }
 }
