@@ -1,6 +1,6 @@
 //! The errors of the whole program: one variant a room, and the exit code of each.
 
-use crate::cli::InputError;
+use crate::cli::{ForecastInputError, InputError};
 use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::device::DeviceError;
@@ -41,6 +41,9 @@ pub enum Error {
     /// A file that a command was given cannot be read.
     #[error(transparent)]
     Input(#[from] InputError),
+    /// Recordings cannot be forecast from.
+    #[error(transparent)]
+    Forecast(#[from] ForecastInputError),
     /// A recording cannot be replayed.
     #[error(transparent)]
     Replay(#[from] ReplayError),
@@ -88,6 +91,7 @@ impl Error {
             | Self::Data(_)
             | Self::Report(_)
             | Self::Input(_)
+            | Self::Forecast(_)
             | Self::Replay(_)
             | Self::Compare(_)
             | Self::Conf(_)

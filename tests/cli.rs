@@ -150,6 +150,78 @@ fn a_budget_that_ends_first_leaves_an_unverified_answer_that_a_larger_one_comple
 }
 
 #[test]
+fn a_finished_answer_is_offered_again_unless_a_fresh_one_is_asked_for() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 4}");
+    let run = |more: &[&str]| tune(folder.path()).arg("--config").arg(&config).args(more).output().unwrap();
+    let first = run(&[]);
+    assert_eq!(first.status.code(), Some(0), "{}", stderr(&first));
+    let answer = std::fs::read_to_string(folder.path().join("recommendation.yaml")).unwrap();
+    std::fs::remove_file(folder.path().join("recommendation.yaml")).unwrap();
+
+    let second = run(&[]);
+    assert_eq!(second.status.code(), Some(0), "{}", stderr(&second));
+    assert!(stderr(&second).contains("--fresh") && !stderr(&second).contains("trial 1"), "{}", stderr(&second));
+    assert_eq!(std::fs::read_to_string(folder.path().join("recommendation.yaml")).unwrap(), answer);
+    assert_eq!(first.stdout, second.stdout);
+
+    let fresh = run(&["--fresh"]);
+    assert!(fresh.status.success() && stderr(&fresh).contains("trial 1"), "{}", stderr(&fresh));
+    let other = run(&["--set", "seed=7"]);
+    assert!(other.status.success() && stderr(&other).contains("trial 1"), "{}", stderr(&other));
+}
+
+#[test]
+fn the_forecast_of_the_search_is_exact_and_runs_out_of_memory_nowhere() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 64}\nmemory: {limit: 40MiB}");
+    let output = tune(folder.path()).arg("--config").arg(&config).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let found = yaml(&folder.path().join("recommendation.yaml"));
+    assert_eq!(found["forecast"]["method"], "exact", "{found:#}");
+    assert!(found["forecast"]["error_percent"].as_f64().unwrap() <= 0.5, "{found:#}");
+    assert_eq!(found["provenance"]["oom_trials"], 0);
+    let rejected = found["rejected"].as_array().unwrap();
+    assert!(rejected.iter().any(|row| row["reason"].as_str().unwrap().contains("by forecast")), "{found:#}");
+
+    // The same recordings answer for any batch by themselves.
+    let probe = |batch: &str| folder.path().join(format!(".tune/small/probe-{batch}.trace"));
+    let forecast = |more: &[&str]| {
+        let mut command = tune(folder.path());
+        command.arg("forecast").args([probe("2"), probe("3")]).args(["--batches", "2,3", "--to", "8,64"]).args(more);
+        command.output().unwrap()
+    };
+    let json = forecast(&["--json", "--limit", "40MiB"]);
+    assert_eq!(json.status.code(), Some(0), "{}", stderr(&json));
+    let report: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(report["method"], "exact");
+    assert_eq!((&report["points"][0]["fits"], &report["points"][1]["fits"]), (&true.into(), &false.into()));
+    assert_eq!(report["largest_batch_size"], found["forecast"]["largest_batch_size"]);
+    let table = forecast(&[]);
+    assert!(String::from_utf8_lossy(&table.stdout).starts_with("exact (not checked)"));
+}
+
+#[test]
+fn forecasts_of_what_is_none_are_one_clear_error_each() {
+    let folder = TempDir::new().unwrap();
+    let fixture = |name: &str| repository().join("tests/fixtures/forecast").join(name);
+    let (two, three) = (fixture("gpt2_medium_b2.pickle"), fixture("gpt2_medium_b3.pickle"));
+    let cases: [(&Path, &[&str], &str); 6] = [
+        (&three, &["--batches", "2", "--to", "8"], "2 recordings and 1 batch size"),
+        (&three, &["--batches", "1,3", "--to", "8"], "a batch of `1`"),
+        (&three, &["--batches", "2,2", "--to", "8"], "`2` is there twice"),
+        (&three, &["--batches", "2,3", "--to", "1"], "a batch of `1` cannot be forecast"),
+        (&three, &["--batches", "2,3", "--to", "8", "--conf", "backend:cudaMallocAsync"], "no model of the allocator"),
+        (Path::new("nowhere.trace"), &["--batches", "2,3", "--to", "8"], "cannot read `nowhere.trace`"),
+    ];
+    for (second, more, words) in cases {
+        let output = tune(folder.path()).arg("forecast").arg(&two).arg(second).args(more).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{}", stderr(&output));
+    }
+}
+
+#[test]
 fn resuming_another_configuration_is_refused() {
     let folder = TempDir::new().unwrap();
     let config = small_config(folder.path(), "target: {batch_size: 2}");

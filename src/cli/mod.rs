@@ -18,12 +18,15 @@ mod completions;
 mod diagnostics;
 mod explain_oom;
 mod export;
+mod forecast;
 mod input;
 mod inspect;
+mod known_answer;
 mod replay;
 mod schema;
 mod search;
 
+pub use forecast::ForecastInputError;
 pub use input::InputError;
 
 /// The examples under `tune --help`.
@@ -62,6 +65,8 @@ enum Command {
     Check(PlanArgs),
     /// Print a safe recommendation in the form that a launch needs
     Export(ExportArgs),
+    /// Compute what any batch size takes, from recordings at two tiny ones
+    Forecast(ForecastArgs),
     /// Show what holds the memory in a PyTorch snapshot, a trace or an RMM log
     Inspect(InspectArgs),
     /// Replay a recording under other allocator settings, or rank a set of them
@@ -146,6 +151,9 @@ struct SearchArgs {
     /// Go on with the study in --study instead of starting anew
     #[arg(long)]
     resume: bool,
+    /// Search even if the study in --study has a safe answer for this configuration and device
+    #[arg(long, conflicts_with = "resume")]
+    fresh: bool,
     /// Print every event as a line of JSON on standard output
     #[arg(long, conflicts_with = "quiet")]
     json: bool,
@@ -167,6 +175,40 @@ struct ExportArgs {
     config: Option<PathBuf>,
     #[command(flatten)]
     changes: ChangeArgs,
+}
+
+#[derive(Debug, Args)]
+struct ForecastArgs {
+    /// Recordings of the same run at different batch sizes: PyTorch snapshots, batchtune traces or RMM logs
+    #[arg(required = true, num_args = 2..=8, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The batch size of each recording
+    #[arg(long, value_name = "B,B,…", value_delimiter = ',', required = true)]
+    batches: Vec<usize>,
+    /// The batch sizes to forecast
+    #[arg(long, value_name = "B,B,…", value_delimiter = ',', required = true)]
+    to: Vec<usize>,
+    /// The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF has them [default: the recordings' own]
+    #[arg(long, value_name = "KEY:VALUE,…")]
+    conf: Option<String>,
+    /// What the allocator may take from the device, such as 40GiB
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<Bytes>,
+    /// Optimizer steps of the run [default: as recorded]
+    #[arg(long, value_name = "N")]
+    updates: Option<usize>,
+    /// The size of the epoch's last, smaller batch
+    #[arg(long, value_name = "B")]
+    last_batch: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl ForecastArgs {
+    fn form(&self) -> Form {
+        Form::of(self.json)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -289,6 +331,7 @@ fn dispatch(cli: Cli, registry: &Registry) -> Result<u8, Error> {
         None => search::run(&cli.search, registry),
         Some(Command::Check(args)) => check::run(&args, registry),
         Some(Command::Export(args)) => export::run(&args),
+        Some(Command::Forecast(args)) => forecast::run(&args),
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::ExplainOom(args)) => explain_oom::run(&args),

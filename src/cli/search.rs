@@ -3,18 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::known_answer::{self, Answer};
 use super::{SearchArgs, check, print_result};
 use crate::config::Plan;
 use crate::error::Error;
 use crate::exit_code;
 use crate::model::Registry;
-use crate::progress::{self, ProgressMode};
+use crate::progress::{self, Event, ProgressMode, Reporter};
 use crate::report::table;
 use crate::search::driver::{DriverError, End, Study};
+use crate::search::knowledge::Nothing;
 use crate::search::{Ask, History, strategy};
 use crate::trial::journal::{Header, Journal, StudyLock};
 use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
-use crate::trial::{Interrupt, TrialRecord};
+use crate::trial::{Executor, Interrupt, TrialRecord};
 
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let loaded = check::load(&args.plan, registry)?;
@@ -27,7 +29,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         return Ok(exit_code::SAFE);
     }
     let folder = args.study.clone().unwrap_or_else(|| default_study(&plan.name));
-    let mut opened = OpenedStudy::open(plan, &folder, if args.resume { Start::Resume } else { Start::Fresh })?;
+    let lock = StudyLock::acquire(&folder).map_err(|error| Error::Driver(DriverError::Journal(error)))?;
     let interrupt = Interrupt::default();
     watch_for_signals(&interrupt)?;
     let mut executor = ProcessExecutor::new(ProcessConfig {
@@ -46,6 +48,23 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         _ => ProgressMode::Auto,
     };
     let mut reporter = progress::choose(mode);
+    match known_answer::find(plan, &folder) {
+        _ if args.resume || args.fresh => {}
+        known_answer::Found::Nothing => {}
+        // The journal is kept beside the new one, as that of any earlier run.
+        known_answer::Found::Unfinished => {
+            if mode != ProgressMode::Quiet {
+                eprintln!("note: the study in {} is started over (hint: `--resume` goes on with it)", folder.display());
+            }
+        }
+        known_answer::Found::Answer(answer) => {
+            // A device that cannot be opened is reported by the study, as always.
+            if executor.start().is_ok_and(|facts| answer.holds_on(&facts)) {
+                return offer(args, &folder, (&mut *reporter, mode), &answer);
+            }
+        }
+    }
+    let mut opened = OpenedStudy::open(plan, lock, if args.resume { Start::Resume } else { Start::Fresh })?;
     let result = Study {
         plan,
         executor: &mut executor,
@@ -65,6 +84,24 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     Ok(exit_code_of(&result.end))
 }
 
+/// Writes and prints an answer that is known already.
+fn offer(
+    args: &SearchArgs,
+    study: &Path,
+    (reporter, mode): (&mut dyn Reporter, ProgressMode),
+    answer: &Answer,
+) -> Result<u8, Error> {
+    let Answer { recommendation, history, started } = answer;
+    recommendation.write(&args.output)?;
+    let status = recommendation.status.name().to_owned();
+    reporter.report(&Event::AnswerKnown { study: study.display().to_string(), started: started.clone() });
+    reporter.report(&Event::StudyEnded { status, trials: history.trials().len(), seconds: 0.0 });
+    if mode != ProgressMode::Json {
+        print_result(&table::summary(history, recommendation))?;
+    }
+    Ok(exit_code::SAFE)
+}
+
 /// Whether a study directory is emptied or gone on with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
@@ -80,10 +117,9 @@ struct OpenedStudy {
 }
 
 impl OpenedStudy {
-    fn open(plan: &Plan, folder: &Path, start: Start) -> Result<Self, Error> {
+    fn open(plan: &Plan, lock: StudyLock, start: Start) -> Result<Self, Error> {
         let failed = |error| Error::Driver(DriverError::Journal(error));
-        let lock = StudyLock::acquire(folder).map_err(failed)?;
-        if start == Start::Resume && Journal::exists(folder) {
+        if start == Start::Resume && Journal::exists(lock.study()) {
             let (journal, contents) = Journal::resume(lock).map_err(failed)?;
             contents.header.expect_plan(&plan.sha256()).map_err(failed)?;
             let finished = contents.finished().map(|(record, _)| record.clone()).collect();
@@ -126,7 +162,7 @@ fn dry_run(plan: &Plan) -> String {
     let space = crate::search::Space::new(plan);
     let pairs = space.pairs().iter().map(|pair| format!("{} × {}", pair.batch_size, pair.accumulation_steps));
     let rungs = space.rungs();
-    let first = match strategy(plan).ask(&History::default()) {
+    let first = match strategy(plan).ask(&History::default(), &Nothing) {
         Ask::Run { point, purpose } => format!("{purpose}: {point}"),
         Ask::Finished(_) => "none: no size meets the target".to_owned(),
     };

@@ -240,6 +240,11 @@ pub trait DeviceSession {
     /// Starts recording with an empty pool and a new set of peaks.
     fn begin_trial(&mut self) -> Result<(), StepError>;
 
+    /// The same for a probe: the limit is what the device has free, not C. A device that cannot lift C keeps it.
+    fn begin_probe(&mut self) -> Result<(), StepError> {
+        self.begin_trial()
+    }
+
     /// Marks that step `step` (counted from 0) begins.
     fn begin_step(&mut self, step: u32);
 

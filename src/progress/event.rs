@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceFacts;
 use crate::memory::MemorySample;
+use crate::memory::forecast::Method;
 use crate::trial::outcome::StepTimes;
 use crate::trial::{Point, TrialRecord, TrialSpec};
 
@@ -23,6 +24,13 @@ pub enum Event {
         study: String,
         /// Trials that the journal already held.
         resumed_trials: usize,
+    },
+    /// The study has its answer from an earlier run, which is offered again.
+    AnswerKnown {
+        /// The study directory.
+        study: String,
+        /// When the study began, RFC 3339.
+        started: String,
     },
     /// The device is open.
     DeviceReady {
@@ -56,6 +64,17 @@ pub enum Event {
         record: TrialRecord,
         /// The safety rules' verdict.
         verdict: crate::search::Verdict,
+    },
+    /// The probes were read: what their forecast is worth.
+    Forecast {
+        /// How it was made.
+        method: Method,
+        /// The largest batch size that fits by it.
+        largest_batch_size: Option<usize>,
+        /// How far it was off where it was checked.
+        error_percent: Option<f64>,
+        /// Why this method.
+        reason: String,
     },
     /// A point was ruled out without running it.
     Skipped {

@@ -31,6 +31,11 @@ pub(super) fn line(event: &Event) -> Option<String> {
                 harmless(name)
             )
         }
+        Event::AnswerKnown { study, started } => format!(
+            "this configuration was tuned on this device before (in {study}, started {}); its answer stands (hint: \
+             `--fresh` searches again)",
+            harmless(started)
+        ),
         Event::DeviceReady { facts } => format!(
             "device {}: {}, {} for tensors, allocator {}, {}",
             facts.device,
@@ -41,6 +46,11 @@ pub(super) fn line(event: &Event) -> Option<String> {
         ),
         Event::TrialStarted { spec } => started(spec),
         Event::TrialEnded { record, verdict } => ended(record, verdict),
+        Event::Forecast { method, largest_batch_size, error_percent, reason } => {
+            let largest = largest_batch_size.map_or_else(String::new, |size| format!("up to batch {size} fits, "));
+            let error = error_percent.map_or_else(String::new, |error| format!("{error:.2}% off where checked, "));
+            format!("forecast {method}: {largest}{error}{}", harmless(reason))
+        }
         Event::Skipped { point, reason } => format!("skipped batch {}: {}", point.batch_size, harmless(reason)),
         Event::Warning { text } => format!("warning: {}", harmless(text)),
         Event::Recommended { point, status, path } => {

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Plan;
 use crate::device::DeviceFacts;
+use crate::memory::forecast::Method;
 use crate::memory::{FragmentationMetric, Trim};
+use crate::search::knowledge::probed::Summary;
 use crate::search::recommend::{Status, front, standing};
 use crate::search::{Check, History, JudgedTrial, Skip, Space, rules, staged};
 use crate::train::{BatchNorm, GradientCheckpointing, Precision};
@@ -144,8 +146,8 @@ pub struct Fragmentation {
 /// What was computed before anything was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
-    /// `exact` or `affine`.
-    pub method: String,
+    /// `exact`, `affine` or `none`.
+    pub method: Method,
     /// The largest batch size that should fit.
     pub largest_batch_size: Option<usize>,
     /// How far the forecast was off where it was checked.
@@ -210,7 +212,7 @@ pub struct Provenance {
 }
 
 /// What a recommendation is made from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Source<'a> {
     /// The plan.
     pub plan: &'a Plan,
@@ -218,6 +220,8 @@ pub struct Source<'a> {
     pub history: &'a History,
     /// The points ruled out unseen.
     pub skipped: &'a [Skip],
+    /// What the probes foretold, where there were any.
+    pub forecast: Option<Summary>,
     /// The device.
     pub facts: &'a DeviceFacts,
     /// When the study began, RFC 3339.
@@ -238,7 +242,7 @@ impl Recommendation {
             recommended: trial.map(|trial| recommended(source, &space, &trial.record.spec.point)),
             measured: trial.and_then(|trial| measured(source.plan, trial)),
             checks: trial.map(|trial| trial.verdict.checks.clone()).unwrap_or_default(),
-            forecast: None,
+            forecast: source.forecast.as_ref().map(forecast),
             alternatives: alternatives(source.history, &space, standing.point()),
             rejected: rejected(source),
             warnings: warnings(source.history),
@@ -340,6 +344,11 @@ fn measured(plan: &Plan, trial: &JudgedTrial) -> Option<Measured> {
     })
 }
 
+fn forecast(summary: &Summary) -> Forecast {
+    let Summary { method, largest_batch_size, error_percent, .. } = summary;
+    Forecast { method: *method, largest_batch_size: *largest_batch_size, error_percent: *error_percent }
+}
+
 fn alternatives(history: &History, space: &Space, chosen: Option<&Point>) -> Vec<Alternative> {
     front(history, space)
         .into_iter()
@@ -371,8 +380,11 @@ fn rejected(source: &Source<'_>) -> Vec<Rejected> {
         outcome: outcome.to_owned(),
         reason,
     };
-    let tried =
-        source.history.trials().iter().filter(|trial| !trial.is_safe() && trial.record.outcome != Outcome::Cancelled);
+    // A probe is no candidate, whatever became of it.
+    let is_rejected = |trial: &&JudgedTrial| {
+        !trial.is_safe() && trial.record.outcome != Outcome::Cancelled && !trial.record.spec.is_probe()
+    };
+    let tried = source.history.trials().iter().filter(is_rejected);
     let tried = tried.map(|trial| {
         let record = &trial.record;
         row(&record.spec.point, record.outcome.name(), staged::breach_reason(trial))

@@ -2,9 +2,12 @@
 
 use proptest::prelude::*;
 
-use super::scripted::{Script, plan, play};
-use super::{Ask, Conclusion, History, Space, StrategyKind, strategy};
+use super::knowledge::Nothing;
+use super::machine::{Machine, before_soak};
+use super::scripted::{Played, Script, plan, play};
+use super::{Ask, Conclusion, History, JudgedTrial, Space, StrategyKind, staged, strategy};
 use crate::trial::{Outcome, Purpose};
+use crate::units::MIB;
 
 const KINDS: [StrategyKind; 2] = [StrategyKind::Staged, StrategyKind::Grid];
 
@@ -58,11 +61,71 @@ proptest! {
         plan.search.strategy = KINDS[kind];
         plan.search.loader_workers = vec![0, 1, 2];
         let played = play(&mut *strategy(&plan), &plan, machine(oom, 1000, 1000));
-        let mut seen: Vec<_> = played.trials.iter().map(|(purpose, point)| (*purpose == Purpose::Soak, point)).collect();
+        let mut seen: Vec<_> = played
+            .trials
+            .iter()
+            .map(|(purpose, point)| (*purpose == Purpose::Soak, *purpose == Purpose::Probe, point))
+            .collect();
         let all = seen.len();
         seen.sort();
         seen.dedup();
         prop_assert_eq!(seen.len(), all);
+    }
+}
+
+/// A machine drawn at random whose memory is simulated.
+fn simulated() -> impl proptest::strategy::Strategy<Value = Machine> {
+    let layers = proptest::collection::vec((1u64..60_000, 1u64..12_000), 1..6);
+    (layers, 20u64..2000, 0.0..0.1_f64, 0.0..0.05_f64, 0.0..0.9_f64).prop_map(
+        |(layers, limit, fixed_seconds, sample_seconds, data_wait)| Machine {
+            // No multiples of anything, so that blocks split and leave pieces.
+            weights: layers.iter().map(|(weight, _)| weight * 1021).collect(),
+            activations: layers.iter().map(|(_, activation)| activation * 1019).collect(),
+            limit_bytes: limit * MIB,
+            fixed_seconds,
+            sample_seconds: sample_seconds + 1e-4,
+            data_wait,
+            ..Machine::new()
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn an_exact_forecast_never_runs_out_of_memory_and_takes_eight_trials_at_most(
+        machine in simulated(), target in 4usize..200, workers in 0usize..3,
+    ) {
+        let mut plan = plan(target);
+        plan.search.loader_workers = [vec![0], vec![0, 1], vec![0, 1, 2, 4]][workers].clone();
+        let (played, history) = machine.play(&mut *strategy(&plan), &plan);
+        let trials = history.trials();
+        let out_of_memory = |trial: &&JudgedTrial| matches!(trial.record.outcome, Outcome::OutOfMemory { .. });
+        // The smallest is measured, not forecast.
+        prop_assert_eq!(trials.iter().skip(1).filter(out_of_memory).count(), 0);
+        let breaches = trials.iter().skip(1).filter(|trial| !trial.is_safe()).count();
+        if breaches == 0 {
+            prop_assert!(before_soak(&played) <= staged::TRIALS_BEFORE_SOAK, "{:?}", played.sizes());
+            let full_size = |purpose: &Purpose| !matches!(purpose, Purpose::Smallest | Purpose::Probe | Purpose::Soak);
+            let full_size = played.trials.iter().filter(|(purpose, _)| full_size(purpose)).count();
+            prop_assert!(full_size <= staged::FULL_SIZE_TRIALS, "{:?}", played.sizes());
+        }
+    }
+
+    #[test]
+    fn the_staged_search_is_as_fast_as_the_grid(machine in simulated(), target in 4usize..65) {
+        let plan = plan(target);
+        let (found, staged) = machine.play(&mut *strategy(&plan), &plan);
+        let mut thorough = plan.clone();
+        thorough.search.strategy = StrategyKind::Grid;
+        let (best, grid) = machine.play(&mut *strategy(&thorough), &thorough);
+        let rate = |played: &Played, history: &History| match &played.conclusion {
+            Conclusion::Safe(point) => history.soaked(point).and_then(JudgedTrial::samples_per_second),
+            _ => None,
+        };
+        match (rate(&found, &staged), rate(&best, &grid)) {
+            (Some(found), Some(best)) => prop_assert!(found >= 0.985 * best, "{found} against {best}"),
+            (found, best) => prop_assert_eq!(found, best),
+        }
     }
 }
 
@@ -72,8 +135,8 @@ fn the_same_history_gets_the_same_answer_from_a_fresh_strategy() {
     for kind in KINDS {
         let mut plan = plan.clone();
         plan.search.strategy = kind;
-        let first = strategy(&plan).ask(&History::default());
-        assert_eq!(first, strategy(&plan).ask(&History::default()));
+        let first = strategy(&plan).ask(&History::default(), &Nothing);
+        assert_eq!(first, strategy(&plan).ask(&History::default(), &Nothing));
         assert!(matches!(first, Ask::Run { purpose: Purpose::Smallest, .. }));
     }
 }

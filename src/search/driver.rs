@@ -5,20 +5,26 @@
 //! is rewritten whenever a trial changes it, so that an interrupted study leaves a valid answer.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
+use super::knowledge::Knowledge;
+use super::knowledge::probed::Probed;
 use super::recommend::{Status, standing};
-use super::{Ask, Conclusion, History, JudgedTrial, Skip, Space, Strategy, rules, strategy};
+use super::{Ask, Conclusion, History, JudgedTrial, Skip, Space, Strategy, Verdict, rules, strategy};
 use crate::config::Plan;
 use crate::device::DeviceFacts;
 use crate::progress::{Event, Reporter};
 use crate::report::Recommendation;
-use crate::report::recommendation::{ReportError, Source};
+use crate::report::recommendation::ReportError;
 use crate::trial::journal::{Entry, Journal, JournalError};
+use crate::trial::spec::PROBE_UPDATES;
 use crate::trial::{
     Executor, ExecutorError, Interrupt, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
 };
+
+mod answer;
+mod probes;
 
 /// Why a study could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +92,7 @@ pub struct Study<'a> {
 impl Study<'_> {
     /// Runs the study to its end.
     pub fn run(self) -> Result<StudyResult, DriverError> {
-        check_writable(&self.output)?;
+        answer::check_writable(&self.output)?;
         self.reporter.report(&Event::StudyStarted {
             name: self.plan.name.clone(),
             target_batch_size: self.plan.target.batch_size,
@@ -109,6 +115,9 @@ struct Running<'a> {
     space: Space,
     strategy: Box<dyn Strategy>,
     history: History,
+    knowledge: Probed,
+    /// The highest number of a trial so far, in the journal too.
+    last_id: u32,
     skipped: Vec<Skip>,
     clock: Instant,
     written: Option<(Status, Option<Point>)>,
@@ -119,30 +128,41 @@ struct Running<'a> {
 
 impl<'a> Running<'a> {
     fn new(mut study: Study<'a>, facts: DeviceFacts) -> Self {
-        let mut history = History::default();
-        for record in std::mem::take(&mut study.finished) {
-            let verdict = rules::judge(&record, &study.plan.safety);
-            history.tell(JudgedTrial { record, verdict });
-        }
-        Self {
+        let finished = std::mem::take(&mut study.finished);
+        let mut running = Self {
             space: Space::new(study.plan),
             strategy: strategy(study.plan),
+            knowledge: probes::knowledge(study.plan, &facts),
+            last_id: finished.iter().map(|record| record.spec.id.0).max().unwrap_or(0),
             facts,
-            history,
+            history: History::default(),
             skipped: Vec::new(),
             clock: Instant::now(),
             written: None,
             journal_failed: false,
             warned: BTreeSet::new(),
             study,
+        };
+        for record in finished {
+            // A probe whose recording is lost has to run again.
+            if running.learn(&record) {
+                let verdict = running.judge(&record);
+                running.history.tell(JudgedTrial { record, verdict });
+            }
         }
+        running
+    }
+
+    /// What the safety rules say of a trial. They are about a point under C, which a probe is not.
+    fn judge(&self, record: &TrialRecord) -> Verdict {
+        if record.spec.is_probe() { Verdict::default() } else { rules::judge(record, &self.study.plan.safety) }
     }
 
     fn run(mut self) -> Result<StudyResult, DriverError> {
         self.note(&Entry::Device { facts: self.facts.clone() });
         self.study.reporter.report(&Event::DeviceReady { facts: self.facts.clone() });
         let end = loop {
-            let ask = self.strategy.ask(&self.history);
+            let ask = self.strategy.ask(&self.history, &self.knowledge as &dyn Knowledge);
             self.report_skips();
             match ask {
                 Ask::Finished(conclusion) => break self.conclude(&conclusion),
@@ -161,6 +181,7 @@ impl<'a> Running<'a> {
     /// Runs one trial. Gives the study's end if the trial was cut short.
     fn trial(&mut self, point: Point, purpose: Purpose) -> Result<Option<End>, DriverError> {
         let spec = self.spec(point, purpose);
+        self.last_id = spec.id.0;
         self.note(&Entry::TrialStarted { spec: spec.clone() });
         self.study.reporter.report(&Event::TrialStarted { spec: spec.clone() });
         let reporter = &mut *self.study.reporter;
@@ -186,10 +207,12 @@ impl<'a> Running<'a> {
 
     fn finished(&mut self, record: TrialRecord) -> Result<(), DriverError> {
         let record = record.canonical();
-        let verdict = rules::judge(&record, &self.study.plan.safety);
+        let verdict = self.judge(&record);
         let value = serde_json::to_value(&verdict).unwrap_or_default();
         self.note(&Entry::TrialEnded { record: record.clone(), verdict: value });
         self.study.reporter.report(&Event::TrialEnded { record: record.clone(), verdict: verdict.clone() });
+        // A probe whose trace cannot be read has run all the same: asking for it again would not end.
+        self.learn(&record);
         self.history.tell(JudgedTrial { record, verdict });
         let standing = standing(&self.history, &self.space);
         let now = (standing.status(), standing.point().cloned());
@@ -201,15 +224,17 @@ impl<'a> Running<'a> {
 
     fn spec(&self, point: Point, purpose: Purpose) -> TrialSpec {
         let plan = &self.study.plan;
-        let steps = match purpose {
-            Purpose::Soak => plan.trial.soak_steps,
-            _ => plan.trial.steps,
+        let update = u32::try_from(point.trial_accumulation()).unwrap_or(1);
+        let (warmup_steps, steps) = match purpose {
+            Purpose::Probe => (update, (PROBE_UPDATES - 1) * update),
+            Purpose::Soak => (plan.trial.warmup_steps, plan.trial.soak_steps),
+            _ => (plan.trial.warmup_steps, plan.trial.steps),
         };
         TrialSpec {
-            id: TrialId(self.history.trials().len() as u32 + 1),
+            id: TrialId(self.last_id.saturating_add(1)),
             purpose,
             point,
-            warmup_steps: plan.trial.warmup_steps,
+            warmup_steps,
             steps,
             sample_every: plan.safety.sample_every,
         }
@@ -250,48 +275,6 @@ impl<'a> Running<'a> {
             }
         }
     }
-
-    fn recommendation(&self) -> Recommendation {
-        Recommendation::new(&Source {
-            plan: self.study.plan,
-            history: &self.history,
-            skipped: &self.skipped,
-            facts: &self.facts,
-            started: &self.study.started,
-            seconds: self.clock.elapsed().as_secs_f64(),
-        })
-    }
-
-    fn write(&mut self) -> Result<Recommendation, DriverError> {
-        let recommendation = self.recommendation();
-        recommendation.write(&self.study.output)?;
-        let standing = standing(&self.history, &self.space);
-        let point = standing.point().cloned();
-        self.written = Some((recommendation.status, point.clone()));
-        let value = serde_json::to_value(&recommendation).unwrap_or_default();
-        self.note(&Entry::Recommended { recommendation: value });
-        if let Some(point) = point {
-            self.study.reporter.report(&Event::Recommended {
-                point,
-                status: recommendation.status.name().to_owned(),
-                path: self.study.output.display().to_string(),
-            });
-        }
-        Ok(recommendation)
-    }
-
-    fn finish(mut self, end: End) -> Result<StudyResult, DriverError> {
-        let recommendation = self.recommendation();
-        recommendation.write(&self.study.output)?;
-        let status = recommendation.status.name().to_owned();
-        self.note(&Entry::Concluded { status: status.clone() });
-        self.study.reporter.report(&Event::StudyEnded {
-            status,
-            trials: self.history.trials().len(),
-            seconds: self.clock.elapsed().as_secs_f64(),
-        });
-        Ok(StudyResult { end, recommendation, history: self.history })
-    }
 }
 
 fn event_of(observation: Observation, total: u32) -> Option<Event> {
@@ -323,16 +306,6 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
-}
-
-/// Refuses an output that cannot be written before any trial is run for it.
-fn check_writable(output: &Path) -> Result<(), ReportError> {
-    let failed = |source| ReportError::Write { path: output.to_owned(), source };
-    if output.is_dir() {
-        return Err(failed(std::io::Error::from(std::io::ErrorKind::IsADirectory)));
-    }
-    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    tempfile::Builder::new().prefix(".recommendation").tempfile_in(folder).map(drop).map_err(failed)
 }
 
 #[cfg(test)]

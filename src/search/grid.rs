@@ -3,7 +3,7 @@
 
 use super::recommend::ranked;
 use super::staged::end_of_smallest;
-use super::{Ask, Conclusion, History, Space, Strategy};
+use super::{Ask, Conclusion, History, Knowledge, Space, Strategy};
 use crate::trial::{Point, Purpose};
 
 /// The grid strategy.
@@ -17,18 +17,20 @@ impl Grid {
     /// Searches every point of `space`, the smallest micro-batch first.
     pub fn new(space: Space) -> Self {
         let loaders = space.loaders();
+        let modes = space.modes();
         let points = space
             .pairs()
             .iter()
             .rev()
             .flat_map(|pair| loaders.iter().map(|loader| space.point(*pair, *loader)))
+            .flat_map(|point| modes.iter().map(move |mode| Point { gradient_checkpointing: *mode, ..point.clone() }))
             .collect();
         Self { space, points }
     }
 }
 
 impl Strategy for Grid {
-    fn ask(&mut self, history: &History) -> Ask {
+    fn ask(&mut self, history: &History, _knowledge: &dyn Knowledge) -> Ask {
         if let Some(end) = history.trials().first().and_then(end_of_smallest) {
             return Ask::Finished(end);
         }

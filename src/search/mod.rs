@@ -1,7 +1,8 @@
 //! The search room: which trial to run next, and what to recommend.
 //!
-//! A [`Strategy`] is asked for the next trial and sees the [`History`] of finished ones; it does no I/O, reads no
-//! clock and is deterministic, so a study resumes by replaying its journal. The safety rules ([`rules`]) turn a
+//! A [`Strategy`] is asked for the next trial and sees the [`History`] of finished ones and the [`Knowledge`] that the
+//! probes among them gave; it does no I/O, reads no clock and is deterministic, so a study resumes by replaying its
+//! journal. The safety rules ([`rules`]) turn a
 //! finished trial into a [`Verdict`]. The [`driver`] owns the loop: ask, run, journal, judge, tell, emit. It is the
 //! only one here that touches the outside.
 //!
@@ -15,11 +16,14 @@ use crate::trial::{Point, Purpose, TrialRecord};
 
 pub mod driver;
 pub mod grid;
+pub mod knowledge;
 pub mod recommend;
 pub mod rules;
 pub mod space;
 pub mod staged;
+pub mod step_time;
 
+pub use knowledge::Knowledge;
 pub use rules::{Check, Verdict};
 pub use space::Space;
 
@@ -27,7 +31,7 @@ pub use space::Space;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StrategyKind {
-    /// Stage by stage: ladder, accumulation, loader, soak.
+    /// Stage by stage: probes, ladder, accumulation, loader, soak.
     #[default]
     Staged,
     /// Every point.
@@ -72,9 +76,14 @@ impl History {
         &self.trials
     }
 
-    /// The measuring trial of a point (not its soak), the last one if there were several.
+    /// The measuring trial of a point (not its soak, nor a probe), the last one if there were several.
     pub fn measured(&self, point: &Point) -> Option<&JudgedTrial> {
-        self.trials.iter().rev().find(|trial| !trial.record.spec.is_soak() && trial.record.spec.point == *point)
+        self.trials.iter().rev().find(|trial| trial.record.spec.is_measuring() && trial.record.spec.point == *point)
+    }
+
+    /// The probe at a point.
+    pub fn probed(&self, point: &Point) -> Option<&JudgedTrial> {
+        self.trials.iter().rev().find(|trial| trial.record.spec.is_probe() && trial.record.spec.point == *point)
     }
 
     /// The soak of a point.
@@ -120,10 +129,10 @@ pub struct Skip {
 /// Decides which trial runs next.
 ///
 /// [`ask`](Strategy::ask) is called again after every finished trial with the grown history, and must give the same
-/// answer for the same history.
+/// answer for the same history and knowledge.
 pub trait Strategy {
     /// The next trial, or the conclusion.
-    fn ask(&mut self, history: &History) -> Ask;
+    fn ask(&mut self, history: &History, knowledge: &dyn Knowledge) -> Ask;
 
     /// The points ruled out since the last call.
     fn skipped(&mut self) -> Vec<Skip> {
@@ -142,5 +151,7 @@ pub fn strategy(plan: &crate::config::Plan) -> Box<dyn Strategy> {
 
 #[cfg(test)]
 mod contract;
+#[cfg(test)]
+pub(crate) mod machine;
 #[cfg(test)]
 pub(crate) mod scripted;

@@ -88,7 +88,7 @@ pub fn ranked<'a>(history: &'a History, space: &Space) -> Vec<&'a JudgedTrial> {
     let mut trials: Vec<&JudgedTrial> = history
         .trials()
         .iter()
-        .filter(|trial| !trial.record.spec.is_soak() && trial.is_safe())
+        .filter(|trial| trial.record.spec.is_measuring() && trial.is_safe())
         .filter(|trial| space.meets_target(&trial.record.spec.point))
         .collect();
     sort_by_objective(&mut trials, JudgedTrial::samples_per_second);

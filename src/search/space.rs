@@ -6,6 +6,8 @@ use crate::memory::Trim;
 use crate::train::GradientCheckpointing;
 use crate::trial::Point;
 
+use super::knowledge::Kind;
+
 /// A micro-batch size with the accumulation steps that bring it to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pair {
@@ -24,6 +26,8 @@ pub struct LoaderSetting {
     pub prefetch_depth: usize,
     /// Batches staged on the device.
     pub device_prefetch: usize,
+    /// Whether host batches are page-locked.
+    pub pin_memory: bool,
 }
 
 /// The search space of a plan.
@@ -35,8 +39,8 @@ pub struct Space {
     workers: Vec<usize>,
     prefetch: Vec<usize>,
     device_prefetch: Vec<usize>,
-    pin_memory: bool,
-    gradient_checkpointing: GradientCheckpointing,
+    pins: Vec<bool>,
+    modes: Vec<GradientCheckpointing>,
     trim: Trim,
 }
 
@@ -51,8 +55,15 @@ impl Space {
             workers: search.loader_workers.clone(),
             prefetch: search.prefetch_depth.clone(),
             device_prefetch: search.device_prefetch.clone(),
-            pin_memory: plan.pin_memory != PinMemory::Never,
-            gradient_checkpointing: plan.train.gradient_checkpointing,
+            pins: match plan.pin_memory {
+                PinMemory::Always => vec![true],
+                PinMemory::Never => vec![false],
+                PinMemory::Auto => vec![true, false],
+            },
+            modes: match plan.train.gradient_checkpointing {
+                GradientCheckpointing::Auto => vec![GradientCheckpointing::None, GradientCheckpointing::Blocks],
+                only => vec![only],
+            },
             trim: plan.memory.trim,
         }
     }
@@ -97,7 +108,34 @@ impl Space {
             workers,
             prefetch_depth: if workers == 0 { 0 } else { first(&self.prefetch) },
             device_prefetch: first(&self.device_prefetch),
+            pin_memory: self.pins.first().copied().unwrap_or(false),
         }
+    }
+
+    /// Ways to keep activations, the fastest first.
+    pub fn modes(&self) -> &[GradientCheckpointing] {
+        &self.modes
+    }
+
+    /// Numbers of batches to stage on the device, in the order in which they are preferred.
+    pub fn device_prefetches(&self) -> &[usize] {
+        &self.device_prefetch
+    }
+
+    /// Whether to page-lock host batches, in the order in which it is preferred.
+    pub fn pins(&self) -> &[bool] {
+        &self.pins
+    }
+
+    /// The point that a probe of a kind runs. It stages as many batches on the device as any point may, so that what is
+    /// forecast from it holds for all of them.
+    pub fn probe_point(&self, kind: Kind, batch_size: usize) -> Point {
+        let samples = (batch_size * self.target.replicas).max(1);
+        let accumulation_steps = if kind.accumulation == 1 { 1 } else { (self.target.batch_size / samples).max(2) };
+        let device_prefetch = self.device_prefetch.iter().copied().max().unwrap_or(0);
+        let loader = LoaderSetting { device_prefetch, ..self.first_loader() };
+        let point = self.point(Pair { batch_size, accumulation_steps }, loader);
+        Point { gradient_checkpointing: kind.gradient_checkpointing, ..point }
     }
 
     /// Loader threads to try, ascending.
@@ -116,20 +154,23 @@ impl Space {
     /// Every setting of the data path. Without a worker there is nothing to prefetch, so depths do not multiply it.
     pub fn loaders(&self) -> Vec<LoaderSetting> {
         let mut settings = Vec::new();
-        for device_prefetch in &self.device_prefetch {
-            for workers in self.workers() {
-                let depths: &[usize] = if workers == 0 { &[0] } else { &self.prefetch };
-                settings.extend(depths.iter().map(|depth| LoaderSetting {
-                    workers,
-                    prefetch_depth: *depth,
-                    device_prefetch: *device_prefetch,
-                }));
+        for pin_memory in self.pins.iter().copied() {
+            for device_prefetch in self.device_prefetch.iter().copied() {
+                for workers in self.workers() {
+                    let depths: &[usize] = if workers == 0 { &[0] } else { &self.prefetch };
+                    settings.extend(depths.iter().map(|depth| LoaderSetting {
+                        workers,
+                        prefetch_depth: *depth,
+                        device_prefetch,
+                        pin_memory,
+                    }));
+                }
             }
         }
         settings
     }
 
-    /// The point of a pair under a setting of the data path.
+    /// The point of a pair under a setting of the data path, in the first of the [`modes`](Self::modes).
     pub fn point(&self, pair: Pair, loader: LoaderSetting) -> Point {
         Point {
             batch_size: pair.batch_size,
@@ -137,8 +178,8 @@ impl Space {
             loader_workers: loader.workers,
             prefetch_depth: loader.prefetch_depth,
             device_prefetch: loader.device_prefetch,
-            pin_memory: self.pin_memory,
-            gradient_checkpointing: self.gradient_checkpointing,
+            pin_memory: loader.pin_memory,
+            gradient_checkpointing: self.modes.first().copied().unwrap_or(GradientCheckpointing::None),
             trim: self.trim,
         }
     }

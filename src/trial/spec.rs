@@ -75,12 +75,16 @@ impl fmt::Display for Point {
 pub enum Purpose {
     /// Does the workload run at all?
     Smallest,
+    /// A tiny batch with every allocation recorded, for the forecast.
+    Probe,
     /// A rung of the batch ladder.
     Ladder,
     /// Between the largest size known to be safe and the smallest known not to be.
     Bisection,
     /// A micro-batch with accumulation that meets the target.
     Accumulation,
+    /// A point that fragmented, with less in flight or with its cache handed back.
+    Remedy,
     /// Loader workers, prefetch depth and device prefetch.
     Loader,
     /// A point of the full grid.
@@ -93,9 +97,11 @@ impl fmt::Display for Purpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Smallest => "smallest",
+            Self::Probe => "probe",
             Self::Ladder => "ladder",
             Self::Bisection => "bisection",
             Self::Accumulation => "accumulation",
+            Self::Remedy => "remedy",
             Self::Loader => "loader",
             Self::Grid => "grid",
             Self::Soak => "soak",
@@ -124,6 +130,17 @@ impl TrialSpec {
     /// Whether this is the verifying run, with an evaluation pass and a checkpoint.
     pub fn is_soak(&self) -> bool {
         self.purpose == Purpose::Soak
+    }
+
+    /// Whether this trial records every allocation. It runs under what the device has free rather than under C, so it
+    /// says nothing of whether its point is safe.
+    pub fn is_probe(&self) -> bool {
+        self.purpose == Purpose::Probe
+    }
+
+    /// Whether this trial measures its point under C: neither a probe nor the verifying run.
+    pub fn is_measuring(&self) -> bool {
+        !self.is_probe() && !self.is_soak()
     }
 
     /// Micro-batches per optimizer step as this trial runs them: the planned run's in a soak, at most two otherwise.
@@ -160,6 +177,23 @@ pub struct WorkloadSpec {
     pub allocator: AllocatorKind,
     /// Seeds everything that is random.
     pub seed: u64,
+}
+
+/// The updates that a probe runs. The first makes the optimizer state, the third is followed by an evaluation pass, and
+/// the fourth shows what the training steps take from the cache after one; a forecast needs two that are alike.
+pub const PROBE_UPDATES: u32 = 4;
+/// The update of a probe that an evaluation pass follows.
+pub const PROBE_EVALUATION_AFTER: u32 = 3;
+
+/// The recording that a probe leaves in the scratch directory, which is the study's. It stays there for the forecast,
+/// for a resumed study and for `tune forecast`.
+pub fn trace_path(scratch: &Path, point: &Point) -> PathBuf {
+    let accumulation = if point.trial_accumulation() == 1 { "-without-accumulation" } else { "" };
+    let recomputation = match point.gradient_checkpointing {
+        GradientCheckpointing::Blocks => "-recomputing",
+        GradientCheckpointing::None | GradientCheckpointing::Auto => "",
+    };
+    scratch.join(format!("probe-{}{accumulation}{recomputation}.trace", point.batch_size))
 }
 
 /// The checkpoint that a soak writes into the scratch directory, and removes; the driver does, should the worker not

@@ -68,6 +68,15 @@ impl VirtualDevice {
         })
     }
 
+    /// Starts a trial with a limit of its own.
+    fn begin_under(&mut self, limit_bytes: u64) -> Result<(), StepError> {
+        let policy =
+            policy::build(self.allocator, limit_bytes).map_err(|error| StepError::Device(error.to_string()))?;
+        self.player = Player::new(policy);
+        recorder::begin_trial(ceiling_bytes(limit_bytes, self.facts.free_bytes));
+        Ok(())
+    }
+
     /// Plays what the hook has recorded since the last call.
     fn drain(&mut self) -> Result<(), StepError> {
         let window = recorder::take_window();
@@ -105,11 +114,11 @@ impl DeviceSession for VirtualDevice {
     }
 
     fn begin_trial(&mut self) -> Result<(), StepError> {
-        let policy = policy::build(self.allocator, self.facts.limit_bytes)
-            .map_err(|error| StepError::Device(error.to_string()))?;
-        self.player = Player::new(policy);
-        recorder::begin_trial(ceiling_bytes(self.facts.limit_bytes, self.facts.free_bytes));
-        Ok(())
+        self.begin_under(self.facts.limit_bytes)
+    }
+
+    fn begin_probe(&mut self) -> Result<(), StepError> {
+        self.begin_under(self.facts.free_bytes.max(self.facts.limit_bytes))
     }
 
     fn begin_step(&mut self, step: u32) {

@@ -4,9 +4,12 @@ use std::path::Path;
 
 use super::super::scripted::{Script, ScriptedExecutor, plan};
 use super::*;
+use crate::memory::forecast::Method;
 use crate::progress::Quiet;
+use crate::search::machine::Machine;
 use crate::search::recommend::Status;
 use crate::trial::journal::{self, Header, StudyLock};
+use crate::trial::spec::trace_path;
 
 fn study_in(
     folder: &Path,
@@ -53,25 +56,61 @@ fn a_finished_study_writes_what_it_found_and_journals_every_trial() {
     assert_eq!(contents.finished().count(), executor.ran.len());
 }
 
+/// A machine whose probes leave their recordings in the study of [`study_in`].
+fn machine_in(folder: &Path) -> Machine {
+    Machine { study: Some(folder.join("study")), ..Machine::new() }
+}
+
 #[test]
 fn a_resumed_study_runs_only_what_is_missing_and_ends_the_same() {
-    let plan = plan(64);
-    let script = |spec: &TrialSpec| match spec.point.batch_size {
-        45.. => Script::out_of_memory(),
-        _ => Script::healthy(&spec.point),
-    };
+    let mut plan = plan(256);
+    plan.search.loader_workers = vec![0, 1];
     let whole = tempfile::tempdir().unwrap();
-    let mut uninterrupted = ScriptedExecutor::new(script);
+    let mut uninterrupted = Machine { data_wait: 0.4, ..machine_in(whole.path()) };
     let expected = study_in(whole.path(), &plan, &mut uninterrupted, Vec::new()).unwrap();
+    assert_eq!(expected.end, End::Safe);
     let records: Vec<TrialRecord> = expected.history.trials().iter().map(|trial| trial.record.clone()).collect();
     for known in 0..=records.len() {
         let folder = tempfile::tempdir().unwrap();
-        let mut executor = ScriptedExecutor::new(script);
-        let result = study_in(folder.path(), &plan, &mut executor, records[..known].to_vec()).unwrap();
-        assert_eq!(executor.ran.len(), records.len() - known);
+        std::fs::create_dir(folder.path().join("study")).unwrap();
+        for record in records.iter().take(known).filter(|record| record.spec.is_probe()) {
+            let path = |study: &Path| trace_path(&study.join("study"), &record.spec.point);
+            std::fs::copy(path(whole.path()), path(folder.path())).unwrap();
+        }
+        let mut machine = Machine { data_wait: 0.4, ..machine_in(folder.path()) };
+        let result = study_in(folder.path(), &plan, &mut machine, records[..known].to_vec()).unwrap();
+        assert_eq!(machine.ran.len(), records.len() - known);
         assert_eq!(result.recommendation.recommended, expected.recommendation.recommended);
+        assert_eq!(result.recommendation.forecast, expected.recommendation.forecast);
         assert_eq!(result.history, expected.history);
     }
+}
+
+#[test]
+fn a_probe_whose_recording_is_lost_runs_again_on_resume() {
+    let plan = plan(256);
+    let folder = tempfile::tempdir().unwrap();
+    let expected = study_in(folder.path(), &plan, &mut machine_in(folder.path()), Vec::new()).unwrap();
+    let records: Vec<TrialRecord> = expected.history.trials().iter().map(|trial| trial.record.clone()).collect();
+    let probe = records.iter().find(|record| record.spec.is_probe()).unwrap();
+    std::fs::write(trace_path(&folder.path().join("study"), &probe.spec.point), "torn").unwrap();
+    let mut machine = machine_in(folder.path());
+    let result = study_in(folder.path(), &plan, &mut machine, records.clone()).unwrap();
+    assert_eq!(machine.ran.iter().map(|spec| &spec.point).collect::<Vec<_>>(), [&probe.spec.point]);
+    assert!(machine.ran[0].id.0 > records.len() as u32);
+    assert_eq!(result.recommendation.recommended, expected.recommendation.recommended);
+}
+
+#[test]
+fn the_recommendation_says_what_was_forecast_and_how_far_off_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let result = study_in(folder.path(), &plan(256), &mut machine_in(folder.path()), Vec::new()).unwrap();
+    let forecast = result.recommendation.forecast.unwrap();
+    assert_eq!((forecast.method, forecast.error_percent), (Method::Exact, Some(0.0)));
+    assert!(forecast.largest_batch_size.is_some_and(|size| (64..256).contains(&size)));
+    assert_eq!(result.recommendation.provenance.oom_trials, 0);
+    let skipped = result.recommendation.rejected.iter().find(|rejected| rejected.batch_size == 256).unwrap();
+    assert!(skipped.reason.contains("by forecast"), "{}", skipped.reason);
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod inbox;
 mod open;
 mod part;
 mod phases;
+mod probe;
 mod soak;
 #[cfg(test)]
 mod tests;

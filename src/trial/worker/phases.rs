@@ -42,6 +42,10 @@ impl DeviceSession for Phases<'_> {
         self.inner.begin_trial()
     }
 
+    fn begin_probe(&mut self) -> Result<(), StepError> {
+        self.inner.begin_probe()
+    }
+
     fn begin_step(&mut self, step: u32) {
         self.inner.begin_step(step);
     }

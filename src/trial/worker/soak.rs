@@ -39,7 +39,7 @@ impl Trial<'_> {
     }
 
     /// The mean loss over a few held-out batches of the training size, without a graph.
-    fn evaluate(&mut self, training: &dyn Training) -> Result<(), Halt> {
+    pub(super) fn evaluate(&mut self, training: &dyn Training) -> Result<(), Halt> {
         let mut batches = self.supplies.evaluation_batches(&self.spec.point);
         let mut sum = 0.0;
         for _ in 0..EVALUATION_BATCHES {

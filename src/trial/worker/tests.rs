@@ -17,7 +17,7 @@ use crate::model::ModelSpec;
 use crate::train::trainer::MicroBatch;
 use crate::train::{GradientCheckpointing, TrainSpec};
 use crate::trial::protocol::ToWorker;
-use crate::trial::spec::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec};
+use crate::trial::spec::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec, trace_path};
 use crate::trial::{Measurement, Outcome};
 
 /// What the trainer and the device were asked to do, in order.
@@ -71,6 +71,10 @@ impl DeviceSession for FakeSession {
         self.phases_ended.clear();
         Ok(())
     }
+    fn begin_probe(&mut self) -> Result<(), StepError> {
+        self.note("begin without C");
+        self.begin_trial()
+    }
     fn begin_step(&mut self, step: u32) {
         self.note(format!("step {step}"));
     }
@@ -108,7 +112,9 @@ impl DeviceSession for FakeSession {
         self.note("end");
         self.script.left_bytes
     }
-    fn set_event_sink(&mut self, _sink: Option<crate::device::EventSink>) {}
+    fn set_event_sink(&mut self, sink: Option<crate::device::EventSink>) {
+        self.note(if sink.is_some() { "sink" } else { "no sink" });
+    }
     fn classify(&self, error: &candle_core::Error) -> StepError {
         StepError::Workload(error.to_string())
     }
@@ -322,6 +328,34 @@ fn a_trial_steps_updates_and_samples_in_order() {
     assert_eq!((measurement.steps, measurement.peak_allocated_bytes), (4, 6));
     assert_eq!((measurement.first_loss, measurement.last_loss), (1.0, 0.2));
     assert!(told.clean && measurement.samples_per_second > 0.0);
+}
+
+/// A probe of four updates of two steps.
+fn probe() -> TrialSpec {
+    TrialSpec { warmup_steps: 2, steps: 6, ..spec(Purpose::Probe, 6) }
+}
+
+#[test]
+fn a_probe_is_evaluated_after_its_third_update_and_leaves_a_whole_recording() {
+    let told = run(&probe(), &Script::default());
+    assert_eq!(told.outcome, Outcome::Completed);
+    assert_eq!((told.steps(), told.count("optimizer")), (8, 4));
+    let calls = told.calls.join(", ");
+    assert!(calls.starts_with("sink, begin without C, build"), "{calls}");
+    assert!(calls.contains("step 5, load, forward, backward, optimizer, load, evaluation"), "{calls}");
+    assert!(calls.contains("evaluation, step 6"), "{calls}");
+    let written = std::fs::read(trace_path(told.scratch.path(), &probe().point)).unwrap();
+    assert!(crate::memory::trace::file::read(&written).is_ok());
+    assert_eq!(std::fs::read_dir(told.scratch.path()).unwrap().count(), 1, "no draft stays");
+}
+
+#[test]
+fn a_probe_that_does_not_fit_leaves_no_recording() {
+    let script = Script { out_of_memory: Some((Phase::Forward, 3)), ..Script::default() };
+    let told = run(&probe(), &script);
+    assert!(matches!(told.outcome, Outcome::OutOfMemory { .. }));
+    assert_eq!(std::fs::read_dir(told.scratch.path()).unwrap().count(), 0);
+    assert!(told.calls.join(", ").contains("no sink"), "{:?}", told.calls);
 }
 
 #[test]

@@ -69,7 +69,7 @@ pub(super) fn run(spec: &TrialSpec, stage: Stage<'_>, say: &mut Say<'_>) -> io::
     };
     // A workload is somebody's own code. What it leaves behind after a panic is not used again: the worker is not
     // clean then, and is replaced.
-    let (outcome, measurement, clean) = match catch_unwind(AssertUnwindSafe(|| trial.train())) {
+    let (outcome, measurement, clean) = match catch_unwind(AssertUnwindSafe(|| trial.run())) {
         Ok(Ok(measurement)) => (Outcome::Completed, Some(measurement), trial.clean_up()),
         Ok(Err(Halt::Ended(outcome))) => {
             let clean = trial.clean_up();
@@ -100,10 +100,18 @@ pub(super) struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    /// Trains to the end. Every tensor made here is dropped on return.
-    fn train(&mut self) -> Result<Measurement, Halt> {
+    /// Trains to the end, recorded or not.
+    fn run(&mut self) -> Result<Measurement, Halt> {
+        if self.spec.is_probe() {
+            return self.probe();
+        }
         let begun = self.session.begin_trial();
         self.judge(begun)?;
+        self.train()
+    }
+
+    /// Every tensor made here is dropped on return.
+    pub(super) fn train(&mut self) -> Result<Measurement, Halt> {
         let mut training = self.build()?;
         let mut feed = Feed { batches: self.supplies.training_batches(&self.spec.point), staged: VecDeque::new() };
         let total = self.spec.total_steps();
@@ -119,11 +127,19 @@ impl Trial<'_> {
             if self.finished.is_multiple_of(self.spec.sample_every.max(1)) || self.finished == total {
                 self.sample()?;
             }
+            if self.is_evaluated_now() {
+                self.evaluate(training.as_ref())?;
+            }
             if soak_after == Some(self.finished) {
                 self.check_evaluation_and_checkpoint(training.as_ref())?;
             }
         }
         Ok(self.series.measure(self.spec))
+    }
+
+    /// Steps finished.
+    pub(super) fn finished(&self) -> u32 {
+        self.finished
     }
 
     fn build(&mut self) -> Result<Box<dyn Training>, Halt> {

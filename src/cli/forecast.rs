@@ -1,0 +1,127 @@
+//! `tune forecast`: what a run takes at any batch size, from recordings at two tiny ones.
+
+use std::fmt::Write;
+
+use super::{ForecastArgs, Form, input, print_result, rate};
+use crate::error::Error;
+use crate::exit_code;
+use crate::memory::Event;
+use crate::memory::forecast::{Conditions, Forecaster, MIN_BATCH_SIZE, Probe, Report, Request};
+use crate::memory::policy::native::Native;
+use crate::memory::policy::{AllocConf, Backend, Policy};
+use crate::units::Bytes;
+
+/// Why recordings are not forecast from.
+#[derive(Debug, thiserror::Error)]
+pub enum ForecastInputError {
+    /// Every recording has a batch size of its own.
+    #[error("{files} recordings and {batches} batch sizes (hint: `--batches` has one for each file, in their order)")]
+    Unpaired {
+        /// Files.
+        files: usize,
+        /// Sizes.
+        batches: usize,
+    },
+    /// A recording of a batch that is no probe.
+    #[error(
+        "`--batches`: a recording at a batch of `{batch_size}` says nothing of others (hint: record at {MIN_BATCH_SIZE} or more)"
+    )]
+    ProbeTooSmall {
+        /// The size.
+        batch_size: usize,
+    },
+    /// Two recordings at one size.
+    #[error("`--batches`: `{batch_size}` is there twice (hint: a forecast needs two different sizes)")]
+    Twice {
+        /// The size.
+        batch_size: usize,
+    },
+    /// There is no model of the allocator.
+    #[error("there is no model of the allocator `{0}` (hint: leave `backend` out of `--conf`)")]
+    Backend(&'static str),
+    /// The run cannot be forecast.
+    #[error(transparent)]
+    Forecast(#[from] crate::memory::forecast::ForecastError),
+}
+
+pub(super) fn run(args: &ForecastArgs) -> Result<u8, Error> {
+    check_batches(args)?;
+    let mut recordings: Vec<(usize, Vec<Event>)> = Vec::with_capacity(args.files.len());
+    let mut own = AllocConf::default();
+    for (file, batch_size) in args.files.iter().zip(&args.batches) {
+        let trace = input::recording(file)?.trace();
+        own = trace.conf;
+        recordings.push((*batch_size, trace.events));
+    }
+    let conf = match &args.conf {
+        Some(text) => text.parse::<AllocConf>()?,
+        None => own,
+    };
+    if conf.backend != Backend::Native {
+        return Err(ForecastInputError::Backend(conf.backend.name()).into());
+    }
+    let probes: Vec<Probe<'_>> =
+        recordings.iter().map(|(batch_size, events)| Probe { batch_size: *batch_size, events }).collect();
+    let settings = conf.settings;
+    let make_policy = move |limit| Box::new(Native::with_settings(settings, limit)) as Box<dyn Policy>;
+    let limit_bytes = args.limit.map_or(u64::MAX, |limit| limit.0);
+    let conditions = Conditions { limit_bytes, make_policy: &make_policy };
+    let request = Request { batch_sizes: args.to.clone(), updates: args.updates, partial_batch_size: args.last_batch };
+    let report = Forecaster::new(&probes).report(&request, &conditions).map_err(ForecastInputError::from)?;
+    match args.form() {
+        Form::Json => print_result(&format!("{}\n", super::to_json(&report)))?,
+        Form::Table => print_result(&table(&report, args.limit))?,
+    }
+    Ok(exit_code::SAFE)
+}
+
+fn check_batches(args: &ForecastArgs) -> Result<(), ForecastInputError> {
+    let (files, batches) = (args.files.len(), args.batches.len());
+    if files != batches {
+        return Err(ForecastInputError::Unpaired { files, batches });
+    }
+    for (index, batch_size) in args.batches.iter().copied().enumerate() {
+        if batch_size < MIN_BATCH_SIZE {
+            return Err(ForecastInputError::ProbeTooSmall { batch_size });
+        }
+        if args.batches.iter().take(index).any(|before| *before == batch_size) {
+            return Err(ForecastInputError::Twice { batch_size });
+        }
+    }
+    Ok(())
+}
+
+fn table(report: &Report, limit: Option<Bytes>) -> String {
+    let error = report.error_percent.map_or_else(|| "not checked".to_owned(), |error| format!("{error:.2}% off"));
+    // Writing to a String cannot fail.
+    let mut text = format!("{} ({error}): {}\n\n", report.method, report.reason);
+    let _ = writeln!(
+        text,
+        "{:>6}  {:>14}  {:>14}  {:>15}  {:>10}  result",
+        "batch", "peak allocated", "peak reserved", "largest request", "fragmented"
+    );
+    for point in &report.points {
+        let result = match (limit, point.fits, point.retries) {
+            (None, ..) => "-".to_owned(),
+            (Some(_), false, _) => "does not fit".to_owned(),
+            (Some(_), true, Some(retries)) if retries > 0 => {
+                format!("fits, releasing its cache {}", crate::units::plural(retries as usize, "time"))
+            }
+            (Some(_), true, _) => "fits".to_owned(),
+        };
+        let _ = writeln!(
+            text,
+            "{:>6}  {:>14}  {:>14}  {:>15}  {:>10}  {result}",
+            point.batch_size,
+            Bytes(point.peak_allocated_bytes).to_string(),
+            Bytes(point.peak_reserved_bytes).to_string(),
+            Bytes(point.largest_request_bytes).to_string(),
+            rate(point.rates.peak),
+        );
+    }
+    if let Some(limit) = limit {
+        let largest = report.largest_batch_size.map_or_else(|| "none".to_owned(), |size| size.to_string());
+        let _ = writeln!(text, "\nlargest batch that fits under {limit}: {largest}");
+    }
+    text
+}

@@ -1,0 +1,65 @@
+//! The answer so far: made of the history, written to the recommendation file, and noted in the journal.
+
+use std::path::Path;
+
+use super::{DriverError, End, Running, StudyResult};
+use crate::progress::Event;
+use crate::report::Recommendation;
+use crate::report::recommendation::{ReportError, Source};
+use crate::search::recommend::standing;
+use crate::trial::journal::Entry;
+
+impl Running<'_> {
+    fn recommendation(&self) -> Recommendation {
+        Recommendation::new(&Source {
+            plan: self.study.plan,
+            history: &self.history,
+            skipped: &self.skipped,
+            forecast: self.knowledge.summary(standing(&self.history, &self.space).point(), &self.history),
+            facts: &self.facts,
+            started: &self.study.started,
+            seconds: self.clock.elapsed().as_secs_f64(),
+        })
+    }
+
+    pub(super) fn write(&mut self) -> Result<Recommendation, DriverError> {
+        let recommendation = self.recommendation();
+        recommendation.write(&self.study.output)?;
+        let standing = standing(&self.history, &self.space);
+        let point = standing.point().cloned();
+        self.written = Some((recommendation.status, point.clone()));
+        let value = serde_json::to_value(&recommendation).unwrap_or_default();
+        self.note(&Entry::Recommended { recommendation: value });
+        if let Some(point) = point {
+            self.study.reporter.report(&Event::Recommended {
+                point,
+                status: recommendation.status.name().to_owned(),
+                path: self.study.output.display().to_string(),
+            });
+        }
+        Ok(recommendation)
+    }
+
+    pub(super) fn finish(mut self, end: End) -> Result<StudyResult, DriverError> {
+        let recommendation = self.recommendation();
+        recommendation.write(&self.study.output)?;
+        let status = recommendation.status.name().to_owned();
+        self.note(&Entry::Concluded { status: status.clone() });
+        self.study.reporter.report(&Event::StudyEnded {
+            status,
+            trials: self.history.trials().len(),
+            seconds: self.clock.elapsed().as_secs_f64(),
+        });
+        Ok(StudyResult { end, recommendation, history: self.history })
+    }
+}
+
+/// Refuses an output that cannot be written before any trial is run for it.
+pub(super) fn check_writable(output: &Path) -> Result<(), ReportError> {
+    let failed = |source| ReportError::Write { path: output.to_owned(), source };
+    if output.is_dir() {
+        return Err(failed(std::io::Error::from(std::io::ErrorKind::IsADirectory)));
+    }
+    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tempfile::Builder::new().prefix(".recommendation").tempfile_in(folder).map(drop).map_err(failed)
+}

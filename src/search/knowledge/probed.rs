@@ -1,0 +1,267 @@
+//! Knowledge from recordings: a forecaster for every kind of point that was probed, and its answers judged.
+//!
+//! Forecasts are made under the allocator that the device itself has. Where there is no model of that one, as for the
+//! CUDA driver's pool, expandable segments stand in: they waste next to nothing, and so does the pool (0-1.6 % measured),
+//! which the headroom that every point needs covers. Rates are also computed under the planned allocator where that is
+//! another one, as the measured ones are.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use super::{Expectation, Kind, Knowledge};
+use crate::config::plan::SafetyPlan;
+use crate::memory::forecast::{
+    Conditions, ForecastPoint, Forecaster, MIN_BATCH_SIZE, Method, Probe, Request, RunShape,
+};
+use crate::memory::policy::native::Native;
+use crate::memory::policy::{self, Policy, Settings};
+use crate::memory::{AllocatorKind, Event, MemorySample, Rates, Trim};
+use crate::search::rules::fragmentation::FragmentationRate;
+use crate::search::rules::headroom::Headroom;
+use crate::search::rules::{Rule, WARM_UP_STEPS};
+use crate::search::{History, JudgedTrial};
+use crate::train::GradientCheckpointing;
+use crate::trial::statistics::round_for_json;
+use crate::trial::{Measurement, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec};
+use crate::units::Bytes;
+
+/// How far an affine forecast may be off where no third probe told: lines through transformers' peaks were 8-14 % off.
+const UNKNOWN_ERROR_PERCENT: f64 = 15.0;
+/// An affine forecast's error at a third tiny probe is no bound of the error at a large batch.
+const ERROR_FACTOR: f64 = 2.0;
+/// ... nor is it ever smaller than this.
+const LEAST_ERROR_PERCENT: f64 = 3.0;
+
+/// Under which circumstances forecasts are made.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// C.
+    pub limit_bytes: u64,
+    /// The device's own allocator, by the name in its facts.
+    pub allocator: AllocatorKind,
+    /// The allocator of the planned run.
+    pub planned: AllocatorKind,
+    /// What counts as safe.
+    pub safety: SafetyPlan,
+}
+
+/// A forecast as the recommendation states it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// How it was made.
+    pub method: Method,
+    /// Why so.
+    pub reason: String,
+    /// The largest batch size that fits under C.
+    pub largest_batch_size: Option<usize>,
+    /// How far it was off: at the measured points, else at a third probe.
+    pub error_percent: Option<f64>,
+}
+
+/// Recordings and what follows from them.
+#[derive(Debug)]
+pub struct Probed {
+    terms: Terms,
+    recordings: BTreeMap<Kind, BTreeMap<usize, Vec<Event>>>,
+    forecasters: BTreeMap<Kind, Forecaster>,
+    /// Replays take milliseconds to seconds, and strategies ask again and again.
+    expected: RefCell<BTreeMap<(Kind, usize), Option<Expectation>>>,
+    largest: RefCell<BTreeMap<Kind, Option<usize>>>,
+}
+
+impl Probed {
+    /// No recording yet.
+    pub fn new(terms: Terms) -> Self {
+        Self {
+            terms,
+            recordings: BTreeMap::new(),
+            forecasters: BTreeMap::new(),
+            expected: RefCell::default(),
+            largest: RefCell::default(),
+        }
+    }
+
+    /// Adds a probe's recording. Gives the forecast's method once there are two of its kind.
+    pub fn add(&mut self, point: &Point, events: Vec<Event>) -> Option<Method> {
+        let kind = Kind::of(point);
+        let recordings = self.recordings.entry(kind).or_default();
+        recordings.insert(point.batch_size, events);
+        if recordings.len() < 2 {
+            return None;
+        }
+        let probes: Vec<Probe<'_>> =
+            recordings.iter().map(|(batch_size, events)| Probe { batch_size: *batch_size, events }).collect();
+        let forecaster = Forecaster::new(&probes);
+        let method = forecaster.method();
+        self.forecasters.insert(kind, forecaster);
+        self.expected.borrow_mut().retain(|(known, _), _| *known != kind);
+        self.largest.borrow_mut().remove(&kind);
+        Some(method)
+    }
+
+    /// The forecast that speaks for a point, or for any where there is none; `None` without two probes.
+    pub fn summary(&self, point: Option<&Point>, history: &History) -> Option<Summary> {
+        let own = point.map(Kind::of).filter(|kind| self.forecasters.contains_key(kind));
+        let kind = own.or_else(|| self.forecasters.keys().next_back().copied())?;
+        let forecaster = self.forecasters.get(&kind)?;
+        let device = policies(self.terms.allocator);
+        let largest_batch_size = *self.largest.borrow_mut().entry(kind).or_insert_with(|| {
+            let conditions = Conditions { limit_bytes: self.terms.limit_bytes, make_policy: &device };
+            forecaster.largest_batch_size(&Request::default(), &conditions).ok().flatten()
+        });
+        let error_percent = self.measured_error(history).or_else(|| forecaster.error_percent(&device));
+        Some(Summary {
+            method: forecaster.method(),
+            reason: forecaster.reason().to_string(),
+            largest_batch_size,
+            error_percent: error_percent.map(round_for_json),
+        })
+    }
+
+    /// The largest difference between forecast and measured peaks, in percent of the measured.
+    fn measured_error(&self, history: &History) -> Option<f64> {
+        let off = |trial: &JudgedTrial| {
+            let measurement = trial.record.measurement.as_ref().filter(|_| trial.record.spec.is_measuring())?;
+            let point = &trial.record.spec.point;
+            let expected = self.expect(Kind::of(point), point.batch_size)?;
+            let difference = |forecast: u64, measured: u64| {
+                if measured == 0 { 0.0 } else { forecast.abs_diff(measured) as f64 / measured as f64 * 100.0 }
+            };
+            let allocated = difference(expected.peak_allocated_bytes, measurement.peak_allocated_bytes);
+            Some(allocated.max(difference(expected.peak_reserved_bytes, measurement.peak_reserved_bytes)))
+        };
+        history.trials().iter().filter_map(off).reduce(f64::max)
+    }
+
+    /// How far the forecast of a kind may be off, as a share.
+    fn margin(&self, forecaster: &Forecaster) -> f64 {
+        if forecaster.method() == Method::Exact {
+            return 0.0;
+        }
+        let device = policies(self.terms.allocator);
+        let percent = forecaster
+            .error_percent(&device)
+            .map_or(UNKNOWN_ERROR_PERCENT, |error| (error * ERROR_FACTOR).max(LEAST_ERROR_PERCENT));
+        (percent / 100.0).min(1.0)
+    }
+
+    fn compute(&self, kind: Kind, batch_size: usize) -> Option<Expectation> {
+        let forecaster = self.forecasters.get(&kind)?;
+        let limit_bytes = self.terms.limit_bytes;
+        let device = policies(self.terms.allocator);
+        let shape = RunShape::recorded(batch_size);
+        let point = forecaster.point(shape, &Conditions { limit_bytes, make_policy: &device }).ok().flatten()?;
+        let shadow = self.shadow_rates(forecaster, shape);
+        let margin = self.margin(forecaster);
+        Some(Expectation {
+            peak_allocated_bytes: point.peak_allocated_bytes,
+            peak_reserved_bytes: point.peak_reserved_bytes,
+            limit_bytes,
+            breach: self.breach(&point, shadow, margin),
+        })
+    }
+
+    /// The rates under the planned allocator, where it is another one than the device's.
+    fn shadow_rates(&self, forecaster: &Forecaster, shape: RunShape) -> Option<Rates> {
+        let planned = self.terms.planned;
+        if planned == AllocatorKind::Auto || planned == self.terms.allocator {
+            return None;
+        }
+        let shadow = policies(planned);
+        let conditions = Conditions { limit_bytes: u64::MAX, make_policy: &shadow };
+        forecaster.point(shape, &conditions).ok().flatten().map(|point| point.rates)
+    }
+
+    /// The first rule that the forecast breaks, even if it is too high by `margin`.
+    fn breach(&self, point: &ForecastPoint, shadow: Option<Rates>, margin: f64) -> Option<String> {
+        let least = |bytes: u64| (bytes as f64 * (1.0 - margin)) as u64;
+        let reserved = least(point.peak_reserved_bytes);
+        let limit_bytes = self.terms.limit_bytes;
+        let at_least = if margin > 0.0 { "at least " } else { "" };
+        let does_not_fit = if margin > 0.0 { reserved > limit_bytes } else { !point.fits };
+        if does_not_fit {
+            return Some(format!(
+                "does not fit by forecast: {at_least}{} at the peak, the limit is {}",
+                Bytes(reserved.max(least(point.peak_allocated_bytes))),
+                Bytes(limit_bytes)
+            ));
+        }
+        let sample = MemorySample {
+            step: WARM_UP_STEPS + 1,
+            limit_bytes,
+            peak_allocated_bytes: least(point.peak_allocated_bytes),
+            peak_reserved_bytes: reserved,
+            largest_request_bytes: least(point.largest_request_bytes),
+            rates: point.rates,
+            shadow,
+            ..MemorySample::default()
+        };
+        let record = as_if_measured(point.batch_size, sample);
+        // The rate of a forecast that may err says nothing yet; how much would stay free does, with the margin.
+        let rules: &[&dyn Rule] = if margin > 0.0 { &[&Headroom] } else { &[&FragmentationRate, &Headroom] };
+        let broken = rules.iter().map(|rule| rule.check(&record, &self.terms.safety)).find(|finding| !finding.passed);
+        broken.map(|finding| format!("breaks a rule by forecast: {}", finding.reason))
+    }
+}
+
+impl Knowledge for Probed {
+    fn method(&self, kind: Kind) -> Option<Method> {
+        self.forecasters.get(&kind).map(Forecaster::method)
+    }
+
+    fn wants_a_third_probe(&self, kind: Kind) -> bool {
+        let probes = self.recordings.get(&kind).map_or(0, BTreeMap::len);
+        let forecaster = self.forecasters.get(&kind).filter(|_| probes == 2);
+        forecaster
+            .is_some_and(|forecaster| forecaster.method() == Method::Affine || forecaster.doubtful_allocations() > 0)
+    }
+
+    fn expect(&self, kind: Kind, batch_size: usize) -> Option<Expectation> {
+        if batch_size < MIN_BATCH_SIZE {
+            return None;
+        }
+        if let Some(known) = self.expected.borrow().get(&(kind, batch_size)) {
+            return known.clone();
+        }
+        let computed = self.compute(kind, batch_size);
+        self.expected.borrow_mut().insert((kind, batch_size), computed.clone());
+        computed
+    }
+}
+
+/// Policies of a kind, or of the stand-in for it.
+fn policies(kind: AllocatorKind) -> impl Fn(u64) -> Box<dyn Policy> + Sync {
+    move |limit_bytes| {
+        policy::build(kind, limit_bytes)
+            .unwrap_or_else(|_| Box::new(Native::with_settings(Settings::expandable(), limit_bytes)))
+    }
+}
+
+/// A forecast in the form that the safety rules read.
+fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
+    let point = Point {
+        batch_size,
+        accumulation_steps: 1,
+        loader_workers: 0,
+        prefetch_depth: 0,
+        device_prefetch: 0,
+        pin_memory: false,
+        gradient_checkpointing: GradientCheckpointing::None,
+        trim: Trim::Never,
+    };
+    let (warmup_steps, steps, sample_every) = (WARM_UP_STEPS, 1, 1);
+    let measurement = Measurement {
+        peak_allocated_bytes: sample.peak_allocated_bytes,
+        peak_reserved_bytes: sample.peak_reserved_bytes,
+        largest_request_bytes: sample.largest_request_bytes,
+        ..Measurement::default()
+    };
+    TrialRecord {
+        spec: TrialSpec { id: TrialId(0), purpose: Purpose::Probe, point, warmup_steps, steps, sample_every },
+        outcome: Outcome::Completed,
+        measurement: Some(measurement),
+        samples: vec![sample],
+        warnings: Vec::new(),
+        seconds: 0.0,
+    }
+}

@@ -1,0 +1,247 @@
+//! Test double: a machine whose memory is simulated, so that what the probes foretell is what happens.
+//!
+//! Every trial plays the events of a small network to a real allocator policy under C. Probes write them, so that
+//! forecasts are made of them as of any recording.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use super::knowledge::probed::{Probed, Terms};
+use super::rules::testing::{completed, sample};
+use super::scripted::{Played, facts};
+use super::{Ask, Conclusion, History, JudgedTrial, Skip, Strategy, Verdict, rules};
+use crate::config::Plan;
+use crate::device::DeviceFacts;
+use crate::memory::policy::native::Native;
+use crate::memory::trace::{TraceHeader, TraceWriter};
+use crate::memory::{AllocatorKind, Event, Mark, MemorySample, Ordinal, Phase, Player, Rates, Stream};
+use crate::trial::spec::{PROBE_EVALUATION_AFTER, PROBE_UPDATES, trace_path};
+use crate::trial::{
+    Executor, ExecutorError, Measurement, Observation, Outcome, Purpose, TrialId, TrialRecord, TrialSpec,
+};
+use crate::units::MIB;
+
+/// What a machine runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    /// Bytes of each layer's weights.
+    pub(crate) weights: Vec<u64>,
+    /// Bytes of each layer's activations, per sample.
+    pub(crate) activations: Vec<u64>,
+    /// C.
+    pub(crate) limit_bytes: u64,
+    /// Seconds of a step that no sample adds to.
+    pub(crate) fixed_seconds: f64,
+    /// Seconds that a sample adds.
+    pub(crate) sample_seconds: f64,
+    /// The share of the time that a step without a loader worker waits.
+    pub(crate) data_wait: f64,
+    /// Where probes leave their recordings.
+    pub(crate) study: Option<PathBuf>,
+    /// What it was asked to run, in order.
+    pub(crate) ran: Vec<TrialSpec>,
+}
+
+impl Machine {
+    /// Two layers of 20 MiB each, 4 MiB of activations a sample, and 1000 MiB.
+    pub(crate) fn new() -> Self {
+        Self {
+            weights: vec![20 * MIB, 20 * MIB],
+            activations: vec![3 * MIB, MIB],
+            limit_bytes: 1000 * MIB,
+            fixed_seconds: 0.05,
+            sample_seconds: 0.01,
+            data_wait: 0.0,
+            study: None,
+            ran: Vec::new(),
+        }
+    }
+
+    /// What a trial of this shape allocates and frees.
+    pub(crate) fn events(&self, batch_size: usize, accumulation: usize, updates: u32) -> Vec<Event> {
+        let mut tape = Tape::default();
+        tape.phase(Phase::Build);
+        let weights: Vec<Ordinal> = self.weights.iter().map(|bytes| tape.alloc(*bytes)).collect();
+        let mut step = 0;
+        for update in 0..updates {
+            let mut gradients: Vec<Ordinal> = Vec::new();
+            for _ in 0..accumulation {
+                tape.events.push(Event::Mark(Mark::Step(step)));
+                step += 1;
+                self.step(batch_size as u64, &mut gradients, &mut tape);
+            }
+            tape.phase(Phase::Optimizer);
+            if update == 0 {
+                self.weights.iter().for_each(|bytes| _ = tape.alloc(*bytes));
+            }
+            gradients.drain(..).for_each(|gradient| tape.free(gradient));
+            if update + 1 == PROBE_EVALUATION_AFTER {
+                tape.phase(Phase::Evaluation);
+                let largest = self.activations.iter().max().copied().unwrap_or(0);
+                let output = tape.alloc(largest * batch_size as u64);
+                tape.free(output);
+            }
+        }
+        drop(weights);
+        tape.events
+    }
+
+    fn step(&self, batch_size: u64, gradients: &mut Vec<Ordinal>, tape: &mut Tape) {
+        tape.phase(Phase::Load);
+        let input = tape.alloc(1000 * batch_size);
+        tape.phase(Phase::Forward);
+        let kept: Vec<Ordinal> = self
+            .activations
+            .iter()
+            .map(|bytes| {
+                let scratch = tape.alloc(bytes / 2 * batch_size);
+                let kept = tape.alloc(bytes * batch_size);
+                tape.free(scratch);
+                kept
+            })
+            .collect();
+        tape.phase(Phase::Backward);
+        let has_sum = !gradients.is_empty();
+        for (activation, weight) in kept.into_iter().zip(&self.weights).rev() {
+            let gradient = tape.alloc(*weight);
+            tape.free(activation);
+            if has_sum { tape.free(gradient) } else { gradients.push(gradient) }
+        }
+        tape.free(input);
+    }
+
+    /// Runs a trial.
+    pub(crate) fn record(&self, spec: &TrialSpec) -> TrialRecord {
+        let template = completed(spec.point.clone(), Vec::new());
+        let updates = if spec.is_probe() { PROBE_UPDATES } else { 4 };
+        let limit = if spec.is_probe() { u64::MAX } else { self.limit_bytes };
+        let mut player = Player::new(Box::new(Native::new(limit)));
+        let events = self.events(spec.point.batch_size, spec.point.trial_accumulation(), updates);
+        player.play_all(&events);
+        let state = player.state();
+        if let Some(overrun) = player.take_overrun() {
+            let outcome = Outcome::OutOfMemory {
+                requested_bytes: Some(overrun.error.requested_bytes),
+                allocated_bytes: None,
+                reserved_bytes: None,
+                limit_bytes: Some(limit),
+                step: Some(0),
+                phase: None,
+            };
+            return TrialRecord { spec: spec.clone(), outcome, measurement: None, ..template };
+        }
+        let found = MemorySample {
+            limit_bytes: limit,
+            peak_allocated_bytes: state.peak_allocated_bytes,
+            peak_reserved_bytes: state.peak_reserved_bytes,
+            largest_request_bytes: player.largest_request_bytes(),
+            largest_satisfiable_bytes: state.largest_satisfiable_bytes,
+            rates: Rates::of(&state),
+            ..sample(spec.total_steps())
+        };
+        let batch = spec.point.batch_size as f64;
+        let wait = if spec.point.loader_workers == 0 { self.data_wait } else { 0.0 };
+        let rate = batch / (self.fixed_seconds + self.sample_seconds * batch) * (1.0 - wait);
+        let base = completed(spec.point.clone(), vec![found]);
+        let measurement = base.measurement.map(|measurement| Measurement {
+            samples_per_second: rate,
+            data_wait_fraction: wait,
+            ..measurement
+        });
+        TrialRecord { spec: spec.clone(), measurement, ..base }.canonical()
+    }
+
+    /// What it will have been asked to know with.
+    pub(crate) fn terms(&self, plan: &Plan) -> Terms {
+        Terms {
+            limit_bytes: self.limit_bytes,
+            allocator: AllocatorKind::Native,
+            planned: AllocatorKind::Auto,
+            safety: plan.safety,
+        }
+    }
+
+    /// Plays a strategy on this machine to its conclusion.
+    pub(crate) fn play(&self, strategy: &mut dyn Strategy, plan: &Plan) -> (Played, History) {
+        let mut knowledge = Probed::new(self.terms(plan));
+        let mut history = History::default();
+        let mut skipped: Vec<Skip> = Vec::new();
+        for number in 1..=1000 {
+            let ask = strategy.ask(&history, &knowledge);
+            skipped.extend(strategy.skipped());
+            let Ask::Run { point, purpose } = ask else {
+                let trials = history.trials().iter().map(|trial| &trial.record.spec);
+                let trials = trials.map(|spec| (spec.purpose, spec.point.clone())).collect();
+                let Ask::Finished(conclusion) = ask else { break };
+                return (Played { trials, conclusion, skipped }, history);
+            };
+            let spec = TrialSpec { id: TrialId(number), purpose, point, warmup_steps: 2, steps: 10, sample_every: 2 };
+            let record = self.record(&spec);
+            let verdict = if spec.is_probe() { Verdict::default() } else { rules::judge(&record, &plan.safety) };
+            if spec.is_probe() && record.completed() {
+                let events = self.events(spec.point.batch_size, spec.point.trial_accumulation(), PROBE_UPDATES);
+                knowledge.add(&spec.point, events);
+            }
+            history.tell(JudgedTrial { record, verdict });
+        }
+        panic!("the strategy never finished: {history:#?}");
+    }
+
+    fn write_trace(&self, study: &Path, spec: &TrialSpec) {
+        let file = File::create(trace_path(study, &spec.point)).unwrap();
+        let mut writer = TraceWriter::new(file, &TraceHeader::default()).unwrap();
+        let events = self.events(spec.point.batch_size, spec.point.trial_accumulation(), PROBE_UPDATES);
+        writer.write(&events).unwrap();
+        writer.finish().unwrap();
+    }
+}
+
+impl Executor for Machine {
+    fn start(&mut self) -> Result<DeviceFacts, ExecutorError> {
+        Ok(DeviceFacts { limit_bytes: self.limit_bytes, ..facts() })
+    }
+
+    fn run(&mut self, spec: &TrialSpec, _observe: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError> {
+        self.ran.push(spec.clone());
+        if let Some(study) = self.study.as_ref().filter(|_| spec.is_probe()) {
+            self.write_trace(study, spec);
+        }
+        Ok(self.record(spec))
+    }
+}
+
+/// Sizes and purposes of trials, for comparison.
+pub(crate) fn before_soak(played: &Played) -> usize {
+    played.trials.iter().filter(|(purpose, _)| *purpose != Purpose::Soak).count()
+}
+
+/// The recommended micro-batch; 0 without one.
+pub(crate) fn chosen(played: &Played) -> usize {
+    match &played.conclusion {
+        Conclusion::Safe(point) => point.batch_size,
+        _ => 0,
+    }
+}
+
+#[derive(Default)]
+struct Tape {
+    events: Vec<Event>,
+    allocations: u64,
+}
+
+impl Tape {
+    fn alloc(&mut self, bytes: u64) -> Ordinal {
+        let ordinal = Ordinal(self.allocations);
+        self.allocations += 1;
+        self.events.push(Event::Alloc { ordinal, bytes, stream: Stream(0) });
+        ordinal
+    }
+
+    fn free(&mut self, ordinal: Ordinal) {
+        self.events.push(Event::Free { ordinal });
+    }
+
+    fn phase(&mut self, phase: Phase) {
+        self.events.push(Event::Mark(Mark::Phase(phase)));
+    }
+}

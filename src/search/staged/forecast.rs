@@ -1,0 +1,81 @@
+//! Stage 3 with an exact forecast: of the pairs that fit, those that could win are measured, the largest first.
+
+use super::settle::Settled;
+use super::{Safe, Staged, View, worth_measuring};
+use crate::search::recommend::{EQUAL_SPEED, compute_rate};
+use crate::search::space::Pair;
+use crate::search::step_time::StepTime;
+use crate::search::{Ask, JudgedTrial};
+use crate::train::GradientCheckpointing;
+use crate::trial::Purpose;
+
+impl Staged {
+    /// The safe pairs among those that could win.
+    pub(super) fn pairs_by_forecast<'a>(
+        &mut self,
+        view: View<'a>,
+        mode: GradientCheckpointing,
+    ) -> Result<Vec<Safe<'a>>, Ask> {
+        let mut safe: Vec<Safe<'a>> = Vec::new();
+        for pair in self.space.pairs().to_vec() {
+            let point = self.base_point(pair, mode);
+            let is_measured = view.history.measured(&point).is_some();
+            if !is_measured {
+                if let Some(reason) = self.expect(view, pair, mode)?.and_then(|expected| expected.breach) {
+                    self.skip(point, reason);
+                    continue;
+                }
+                if let Some(reason) = cannot_win(view, pair, &safe) {
+                    self.skip(point, reason);
+                    continue;
+                }
+            }
+            let purpose = if 2 * pair.batch_size >= self.largest() { Purpose::Ladder } else { Purpose::Accumulation };
+            match self.settle(view, point, purpose) {
+                Settled::Safe(found) => safe.push(found),
+                // Until something is safe no bound holds the search back.
+                Settled::Needs(ask) if safe.is_empty() || (worth_measuring(&safe) && self.has_room(view)) => {
+                    return Err(ask);
+                }
+                Settled::Needs(_) | Settled::Broken(_) => {}
+            }
+        }
+        Ok(safe)
+    }
+
+    fn largest(&self) -> usize {
+        self.space.pairs().first().map_or(0, |pair| pair.batch_size)
+    }
+}
+
+/// Why a pair is slower than one that is known to be safe, whatever its trial would say; `None` where it may win.
+pub(super) fn cannot_win(view: View<'_>, pair: Pair, safe: &[Safe<'_>]) -> Option<String> {
+    let (best, rate) = safe
+        .iter()
+        .filter_map(|(point, trial)| Some((point, compute_rate(trial)?)))
+        .max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    let is_comparable = |trial: &&JudgedTrial| {
+        let spec = &trial.record.spec;
+        // Without accumulation the optimizer's share of a tiny probe is not that of its pair.
+        let is_alike = spec.point.gradient_checkpointing == best.gradient_checkpointing
+            && (!spec.is_probe() || spec.point.accumulation_steps > 1);
+        // Trials of another data path come later, and must not change what was decided before them.
+        let is_base = !matches!(spec.purpose, Purpose::Loader | Purpose::Remedy | Purpose::Soak);
+        is_alike && is_base && trial.record.completed()
+    };
+    let times: Vec<(usize, f64)> =
+        view.history.trials().iter().filter(is_comparable).filter_map(seconds_a_micro_batch).collect();
+    let highest = StepTime::fit(&times)?.highest_rate(pair.batch_size);
+    (highest < rate * (1.0 - EQUAL_SPEED)).then(|| {
+        format!(
+            "cannot win: the model of the step time gives it {highest:.1} samples/s at most, and batch size {} reached \
+             {rate:.1}",
+            best.batch_size
+        )
+    })
+}
+
+fn seconds_a_micro_batch(trial: &JudgedTrial) -> Option<(usize, f64)> {
+    let batch_size = trial.record.spec.point.batch_size;
+    Some((batch_size, batch_size as f64 / compute_rate(trial)?))
+}

@@ -1,0 +1,95 @@
+//! Stage 4: whether a pair is safe, with the remedies that come before a smaller batch.
+//!
+//! A high fragmentation rate with memory to spare is not about capacity. What is in flight beside the step holds blocks
+//! between those of the step: batches staged on the device, and on the host side those prefetched. Less of that costs
+//! little; handing the cache back after every update costs a synchronisation; a smaller batch costs the most.
+
+use super::{FULL_SIZE_TRIALS, PERIPHERY_TRIALS, Safe, Staged, TRIALS_BEFORE_SOAK, View};
+use crate::memory::Trim;
+use crate::memory::forecast::Method;
+use crate::search::rules::Rule;
+use crate::search::rules::fragmentation::FragmentationRate;
+use crate::search::{Ask, JudgedTrial};
+use crate::trial::{Point, Purpose, TrialRecord};
+
+/// How a pair stands.
+pub(super) enum Settled<'a> {
+    /// This point of it is safe.
+    Safe(Safe<'a>),
+    /// None is; the trial of its first point says why.
+    Broken(&'a JudgedTrial),
+    /// A trial tells.
+    Needs(Ask),
+}
+
+impl Staged {
+    /// How a point stands, its remedies included.
+    pub(super) fn settle<'a>(&self, view: View<'a>, point: Point, purpose: Purpose) -> Settled<'a> {
+        let Some(first) = view.history.measured(&point) else {
+            return Settled::Needs(Ask::Run { point, purpose });
+        };
+        if first.is_safe() {
+            return Settled::Safe((point, first));
+        }
+        if !only_fragments(first) || !self.space.meets_target(&point) {
+            return Settled::Broken(first);
+        }
+        for remedy in self.remedies(&point) {
+            match view.history.measured(&remedy) {
+                Some(trial) if trial.is_safe() => return Settled::Safe((remedy, trial)),
+                Some(_) => {}
+                None if self.has_room(view) => {
+                    return Settled::Needs(Ask::Run { point: remedy, purpose: Purpose::Remedy });
+                }
+                None => break,
+            }
+        }
+        Settled::Broken(first)
+    }
+
+    /// What to try for a point that fragments, each with what the one before has.
+    fn remedies(&self, point: &Point) -> Vec<Point> {
+        let mut remedies = Vec::new();
+        let mut current = point.clone();
+        let mut push = |changed: Point| {
+            if changed != current {
+                remedies.push(changed.clone());
+                current = changed;
+            }
+        };
+        let least_staged = self.space.device_prefetches().iter().copied().min().unwrap_or(0);
+        let unstaged = Point { device_prefetch: point.device_prefetch.min(least_staged), ..point.clone() };
+        push(unstaged.clone());
+        let least_depth = self.space.prefetch_depths().iter().copied().min().unwrap_or(0);
+        let shallow = Point { prefetch_depth: point.prefetch_depth.min(least_depth), ..unstaged };
+        push(shallow.clone());
+        if point.trim == Trim::Never {
+            push(Point { trim: Trim::AfterUpdate, ..shallow });
+        }
+        remedies
+    }
+
+    /// Whether a trial may be spent on something better than what there is.
+    pub(super) fn has_room(&self, view: View<'_>) -> bool {
+        let count = |counts: fn(&TrialRecord) -> bool| {
+            view.history.trials().iter().filter(|trial| counts(&trial.record)).count()
+        };
+        let is_exact =
+            self.space.modes().iter().any(|mode| view.knowledge.method(self.probed_kind(*mode)) == Some(Method::Exact));
+        if is_exact {
+            let before = count(|record| !record.spec.is_soak());
+            let full_size = count(|record| record.spec.is_measuring() && record.spec.purpose != Purpose::Smallest);
+            before < TRIALS_BEFORE_SOAK && full_size < FULL_SIZE_TRIALS
+        } else {
+            count(|record| matches!(record.spec.purpose, Purpose::Loader | Purpose::Remedy)) < PERIPHERY_TRIALS
+        }
+    }
+}
+
+/// Whether a trial ran to its end and broke the rule on fragmentation alone.
+fn only_fragments(trial: &JudgedTrial) -> bool {
+    let mut broken = trial.verdict.checks.iter().filter(|check| !check.passed);
+    trial.record.completed()
+        && broken.next().is_some_and(|check| check.rule == FragmentationRate.name())
+        && broken.next().is_none()
+}
