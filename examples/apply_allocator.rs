@@ -1,18 +1,19 @@
 //! Trains in the memory pool that a recommendation was measured with.
 //!
-//! `cargo run --release --features cuda --example apply_allocator -- 40GiB` limits a program's tensors to 40 GiB, as
-//! `recommended.allocator.limit_bytes` of `recommendation.yaml` says, and keeps freed memory for the next step. One
-//! call before the first tensor is all that a candle program needs; the rest here only shows that it holds.
+//! `cargo run --release --features cuda --example apply_allocator -- recommendation.yaml` limits a program's tensors to
+//! the recommendation's `allocator.limit_bytes`, and keeps freed memory for the next step. One call before the first
+//! tensor is all that a candle program needs; the rest here only shows that it holds.
 
-use batchtune::device::cuda::apply_pool;
+use batchtune::report::Recommendation;
 use batchtune::units::Bytes;
 use candle_core::{DType, Device, Tensor};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let limit: Bytes = std::env::args().nth(1).unwrap_or_else(|| "2GiB".to_owned()).parse()?;
+    let file = std::env::args().nth(1).unwrap_or_else(|| "recommendation.yaml".to_owned());
 
     // Keep the guard for as long as the program trains.
-    let pool = apply_pool(0, limit.0)?;
+    let pool = batchtune::apply_allocator(&Recommendation::read(file.as_ref())?)?;
+    let limit = Bytes(pool.limit_bytes());
 
     let device = Device::new_cuda(0)?;
     let weights = Tensor::randn(0_f32, 0.02, (1024, 1024), &device)?; // [1024, 1024]

@@ -56,6 +56,12 @@ pub enum Error {
     /// Stacks were asked for of a recording that has none.
     #[error("only PyTorch snapshots hold stack frames (hint: leave `--folded` out)")]
     NoFrames,
+    /// A recommendation for another kind of device cannot be applied to a card.
+    #[error("the recommendation was made on `{device}`, and only one made on a CUDA device can be applied to one")]
+    NotForCuda {
+        /// Where it was made.
+        device: String,
+    },
     /// A result file cannot be written.
     #[error("cannot write `{}`", path.display())]
     Output {
@@ -90,6 +96,7 @@ impl Error {
             | Self::Compare(_)
             | Self::Conf(_)
             | Self::NoFrames
+            | Self::NotForCuda { .. }
             | Self::Output { .. }
             | Self::Io { .. } => exit_code::USAGE,
             Self::Device(_) => exit_code::DEVICE_UNAVAILABLE,

@@ -72,6 +72,23 @@ pub fn main(registry: Registry) -> std::process::ExitCode {
     cli::main(&registry)
 }
 
+/// Gives this program the memory that a recommendation was measured with: a driver pool of our own that never holds more
+/// than the recommendation's limit and keeps what it has. Call it before the first tensor is made on the device, and
+/// keep the guard for as long as the program trains (`examples/apply_allocator.rs`).
+///
+/// A recommendation that was not made on a CUDA device, or has no configuration, is refused: there is nothing to apply.
+#[cfg(feature = "cuda")]
+pub fn apply_allocator(recommendation: &report::Recommendation) -> Result<device::cuda::PoolGuard, Error> {
+    let ordinal = match recommendation.environment.device.parse() {
+        Ok(device::DeviceChoice::Cuda(ordinal)) => ordinal,
+        _ => return Err(Error::NotForCuda { device: recommendation.environment.device.clone() }),
+    };
+    let Some(recommended) = &recommendation.recommended else {
+        return Err(Error::Export(report::export::ExportError::NotSafe(recommendation.status.name())));
+    };
+    Ok(device::cuda::apply_pool(ordinal, recommended.allocator.limit_bytes)?)
+}
+
 /// Declares the global allocator through which the CPU device sees tensor memory. Write it once, beside `fn main`, in
 /// a binary that tunes: a library must not choose an allocator for the programs that use it.
 #[macro_export]

@@ -8,7 +8,6 @@ use super::problem::{Problem, ProblemKind};
 use super::sections::data::Length;
 use super::source::Located;
 use crate::data::SourceKind;
-use crate::memory::{AllocatorKind, Trim};
 use crate::train::{BatchNorm, GradientCheckpointing, Precision};
 
 /// Reports every key that asks for something that is not built yet.
@@ -21,13 +20,17 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
     let source = file.data.source.0;
     let replicas = file.target.replicas.get();
     let train = &file.train;
-    let memory = &file.memory;
     let refusals = [
         (file.command.is_some(), "command", "a program of your own".to_owned(), "use `model`"),
         (file.launcher.is_some(), "launcher", "a launcher".to_owned(), "remove it, or write `null`"),
         (many_devices, "devices", "more than one device".to_owned(), "use `auto`, or name one"),
         (replicas > 1, "target.replicas", format!("`{replicas}`, more than one replica,"), "use 1"),
-        (train.precision.0 != Precision::F32, "train.precision", word(&train.precision), "use `f32`"),
+        (
+            !matches!(train.precision.0, Precision::F32 | Precision::Bf16),
+            "train.precision",
+            word(&train.precision),
+            "use `f32` or `bf16`",
+        ),
         (
             train.gradient_checkpointing.0 != GradientCheckpointing::None,
             "train.gradient_checkpointing",
@@ -47,13 +50,6 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
             "data of varying length".to_owned(),
             "give one length",
         ),
-        (
-            !matches!(memory.allocator.0, AllocatorKind::Auto | AllocatorKind::Native),
-            "memory.allocator",
-            word(&memory.allocator),
-            "use `auto` or `native`",
-        ),
-        (memory.trim.0 != Trim::Never, "memory.trim", word(&memory.trim), "use `never`"),
     ];
     for (_, key, what, instead) in refusals.iter().filter(|(asked, ..)| *asked) {
         let problem = located.problem(ProblemKind::NotSupported, key, &format!("{what} is not supported yet"));

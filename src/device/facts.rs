@@ -24,19 +24,46 @@ pub struct HostMemory {
     pub available_bytes: u64,
 }
 
-/// Memory limit and what is left of it.
+/// This process's memory, and what it could have beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// What the process holds and the kernel cannot drop.
+    pub resident_bytes: u64,
+    /// What is left to it, as in [`HostMemory`].
+    pub available_bytes: u64,
+}
+
+/// The memory of this process; `None` where the kernel does not tell all of it.
+///
+/// Resident is anonymous and shared memory (`RssAnon` and `RssShmem` of `/proc/self/status`, in proc(5) since Linux 4.5),
+/// and not the whole resident set that `/proc/self/statm` gives: pages of mapped files, such as a tokenised data set, are
+/// dropped when somebody needs the room, and already count as available. Older kernels give the whole only.
+pub fn process_memory(root: &Path) -> Option<ProcessMemory> {
+    let status = read(&root.join("proc/self/status"));
+    let held = bytes_of(&status, "RssAnon:").zip(bytes_of(&status, "RssShmem:"));
+    let resident_bytes =
+        held.map(|(own, shared)| own.saturating_add(shared)).or_else(|| bytes_of(&status, "VmRSS:"))?;
+    let available_bytes = known_memory(root)?.available_bytes;
+    Some(ProcessMemory { resident_bytes, available_bytes })
+}
+
+/// Memory limit and what is left of it; nothing where the kernel does not tell.
 pub fn memory(root: &Path) -> HostMemory {
+    known_memory(root).unwrap_or(HostMemory { total_bytes: 0, available_bytes: 0 })
+}
+
+fn known_memory(root: &Path) -> Option<HostMemory> {
     let meminfo = read(&root.join("proc/meminfo"));
-    let kib = |key| field(&meminfo, key).and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok());
-    let total_bytes = kib("MemTotal:").unwrap_or(0).saturating_mul(1024);
-    let available_bytes = kib("MemAvailable:").or_else(|| kib("MemFree:")).unwrap_or(0).saturating_mul(1024);
-    control_groups(root).iter().filter_map(|group| group_memory(group)).fold(
+    let total_bytes = bytes_of(&meminfo, "MemTotal:")?;
+    let available_bytes = bytes_of(&meminfo, "MemAvailable:").or_else(|| bytes_of(&meminfo, "MemFree:"))?;
+    let host = control_groups(root).iter().filter_map(|group| group_memory(group)).fold(
         HostMemory { total_bytes, available_bytes },
         |host, group| HostMemory {
             total_bytes: host.total_bytes.min(group.total_bytes),
             available_bytes: host.available_bytes.min(group.available_bytes),
         },
-    )
+    );
+    Some(host)
 }
 
 /// The names of one hierarchy's files.
@@ -137,6 +164,12 @@ fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     })
 }
 
+/// The size after `key`, which the kernel writes as `1234 kB`.
+fn bytes_of(text: &str, key: &str) -> Option<u64> {
+    let kibibytes: u64 = field(text, key)?.split_whitespace().next()?.parse().ok()?;
+    Some(kibibytes.saturating_mul(1024))
+}
+
 /// The start of a file as text; empty where it cannot be read.
 fn read(path: &Path) -> String {
     let mut bytes = Vec::new();
@@ -224,6 +257,25 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_mapped_files_are_not_held_by_the_process() {
+        let status = "VmRSS:\t 5242880 kB\nRssAnon:\t 1048576 kB\nRssFile:\t 4194304 kB\nRssShmem:\t       1024 kB\n";
+        let new = root(&[MEMINFO, ("proc/self/status", status)]);
+        let held = ProcessMemory { resident_bytes: GIB + MIB, available_bytes: 8 * GIB };
+        assert_eq!(process_memory(new.path()), Some(held));
+        let old = root(&[MEMINFO, ("proc/self/status", "VmRSS:\t 2097152 kB\n")]);
+        assert_eq!(process_memory(old.path()).unwrap().resident_bytes, 2 * GIB);
+    }
+
+    #[test]
+    fn a_process_whose_memory_is_half_known_has_none() {
+        let status = ("proc/self/status", "VmRSS:\t 2097152 kB\n");
+        assert_eq!(process_memory(root(&[status]).path()), None);
+        assert_eq!(process_memory(root(&[status, ("proc/meminfo", "MemTotal: 16777216 kB\n")]).path()), None);
+        assert_eq!(process_memory(root(&[MEMINFO]).path()), None);
+        assert_eq!(process_memory(root(&[MEMINFO, ("proc/self/status", "VmRSS:\tmuch kB\n")]).path()), None);
+    }
+
+    #[test]
     fn the_affinity_list_counts_processors() {
         assert_eq!(count_list("0-3,8"), Some(5));
         assert_eq!(count_list("7"), Some(1));
@@ -247,5 +299,6 @@ mod tests {
         let host = memory(Path::new("/"));
         assert!(host.total_bytes >= host.available_bytes && host.available_bytes > 0);
         assert!(cpus(Path::new("/")) >= 1);
+        assert!(process_memory(Path::new("/")).unwrap().resident_bytes > 0);
     }
 }

@@ -175,6 +175,9 @@ pub enum DeviceError {
         /// What was being done.
         operation: &'static str,
     },
+    /// The planned allocator's model has no thread to run on.
+    #[error("cannot start the thread of the planned allocator's model")]
+    ShadowThread(#[source] std::io::Error),
     /// The driver refused something.
     #[error("cannot {operation}")]
     Driver {

@@ -106,6 +106,12 @@ pub struct MemorySample {
     /// Rates of the same events under the planned run's allocator, where that is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<Rates>,
+    /// Bytes of host memory that the worker holds and the kernel cannot drop; `None` where it does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_bytes: Option<u64>,
+    /// Bytes of host memory that the worker could have beside them; `None` where the kernel does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_available_bytes: Option<u64>,
 }
 
 #[cfg(test)]

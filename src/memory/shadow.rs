@@ -4,6 +4,7 @@
 //! here: the training thread hands over each phase's events between phases, and asks for a sample at a step boundary.
 //! The queue is bounded, so a shadow that falls behind makes the training thread wait between phases, not grow.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -30,10 +31,14 @@ pub struct ShadowSample {
     pub overrun: Option<Overrun>,
 }
 
+/// The first request that would not have fitted, until somebody takes it.
+type SharedOverrun = Arc<Mutex<Option<Overrun>>>;
+
 /// A policy on a thread of its own. The thread ends when this is dropped.
 #[derive(Debug)]
 pub struct Shadow {
     requests: Option<Sender<Request>>,
+    overrun: SharedOverrun,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -41,8 +46,11 @@ impl Shadow {
     /// Starts the thread.
     pub fn start(policy: Box<dyn Policy>) -> std::io::Result<Self> {
         let (requests, inbox) = bounded(QUEUE_BATCHES);
-        let thread = thread::Builder::new().name("shadow allocator".to_owned()).spawn(move || run(policy, &inbox))?;
-        Ok(Self { requests: Some(requests), thread: Some(thread) })
+        let overrun = SharedOverrun::default();
+        let found = Arc::clone(&overrun);
+        let thread =
+            thread::Builder::new().name("shadow allocator".to_owned()).spawn(move || run(policy, &inbox, &found))?;
+        Ok(Self { requests: Some(requests), overrun, thread: Some(thread) })
     }
 
     /// Hands over events.
@@ -55,6 +63,12 @@ impl Shadow {
         let (reply, answer) = bounded(1);
         self.send(Request::Sample(reply));
         answer.recv().ok()
+    }
+
+    /// The first request so far that would not have fitted, told once here or in a sample. Asking does not wait, so it
+    /// may be as many batches old as the queue is long.
+    pub fn take_overrun(&self) -> Option<Overrun> {
+        take(&self.overrun)
     }
 
     fn send(&self, request: Request) {
@@ -74,13 +88,22 @@ impl Drop for Shadow {
     }
 }
 
-fn run(policy: Box<dyn Policy>, inbox: &Receiver<Request>) {
+fn take(overrun: &SharedOverrun) -> Option<Overrun> {
+    overrun.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+fn run(policy: Box<dyn Policy>, inbox: &Receiver<Request>, overrun: &SharedOverrun) {
     let mut player = Player::new(policy);
     for request in inbox {
         match request {
-            Request::Play(events) => player.play_all(&events),
+            Request::Play(events) => {
+                player.play_all(&events);
+                if let Some(found) = player.take_overrun() {
+                    overrun.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
+                }
+            }
             Request::Sample(reply) => {
-                let sample = ShadowSample { state: player.state(), overrun: player.take_overrun() };
+                let sample = ShadowSample { state: player.state(), overrun: take(overrun) };
                 player.start_window();
                 let _ = reply.send(sample);
             }
@@ -114,6 +137,20 @@ mod tests {
             let sample = shadow.sample().unwrap();
             assert_eq!((sample.state, sample.overrun), (player.state(), player.take_overrun()));
         }
+    }
+
+    #[test]
+    fn an_overrun_is_told_once_and_without_a_sample() {
+        let shadow = Shadow::start(policy::build(AllocatorKind::Native, 64 * MIB).unwrap()).unwrap();
+        shadow.play(&[alloc(0, 40 * MIB), alloc(1, 40 * MIB)]);
+        let told = loop {
+            if let Some(overrun) = shadow.take_overrun() {
+                break overrun;
+            }
+            thread::yield_now();
+        };
+        assert_eq!(told.error.requested_bytes, 40 * MIB);
+        assert_eq!(shadow.sample().unwrap().overrun, None);
     }
 
     #[test]

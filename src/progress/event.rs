@@ -11,7 +11,6 @@ use crate::trial::{Point, TrialRecord, TrialSpec};
 /// One thing that happened in a study.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-#[expect(clippy::large_enum_variant, reason = "events are made one at a time and live for a moment")]
 pub enum Event {
     /// The study began.
     StudyStarted {

@@ -21,6 +21,10 @@ use crate::trial::{Outcome, Point};
 /// The schema's name, with its version.
 pub const SCHEMA: &str = "batchtune/recommendation/v1";
 
+/// The name of the driver's pool in [`DeviceFacts::allocator`]. Trials run with a release threshold of u64::MAX, so a
+/// launch must too: with the driver's default of 0 it would give its memory back at every synchronisation.
+const DRIVER_POOL: &str = "cuda_malloc_async";
+
 /// The largest recommendation file that is read back.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
@@ -304,7 +308,7 @@ fn recommended(source: &Source<'_>, space: &Space, point: &Point) -> Recommended
         trim: point.trim,
         allocator: Allocator {
             backend: source.facts.allocator.clone(),
-            release_threshold: None,
+            release_threshold: (source.facts.allocator == DRIVER_POOL).then_some(u64::MAX),
             limit_bytes: source.facts.limit_bytes,
             conf: None,
         },

@@ -92,8 +92,7 @@ fn answer(recommendation: &Recommendation) -> String {
             text.push_str(&headline(recommendation.status, recommended));
             text.push_str(&figures(measured));
             for check in &recommendation.checks {
-                let mark = if check.passed { "passed" } else { "failed" };
-                let _ = writeln!(text, "  {mark}  {}: {}", check.rule, check.reason);
+                let _ = writeln!(text, "  {:<7}  {}: {}", check.level().name(), check.rule, check.reason);
             }
         }
         _ => text.push_str("No safe configuration was found.\n"),

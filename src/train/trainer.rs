@@ -101,6 +101,9 @@ impl Trainer {
         session.begin_phase(Phase::Checkpoint);
         let written = checkpoint::write(path, self.workload.parameters(), self.optimizer.as_ref());
         let ended = session.end_phase();
+        if let Err(error @ StepError::OutOfMemory(_)) = ended {
+            return Err(error);
+        }
         let bytes = written.map_err(|error| match error {
             CheckpointError::Candle(error) => session.classify(&error),
             CheckpointError::Write { .. } => StepError::Workload(describe(&error)),
@@ -109,7 +112,8 @@ impl Trainer {
     }
 }
 
-/// Runs `work` as a phase. An error of the work itself comes before one that the end of the phase reports.
+/// Runs `work` as a phase. A request that did not fit is the cause of whatever failed after it, and the end of the phase
+/// knows its size; any other error of the work itself comes before one that the end of the phase reports.
 fn in_phase<T>(
     session: &mut dyn DeviceSession,
     phase: Phase,
@@ -120,6 +124,9 @@ fn in_phase<T>(
     let outcome = work();
     let ended = session.end_phase();
     let time = started.elapsed();
+    if let Err(error @ StepError::OutOfMemory(_)) = ended {
+        return Err(error);
+    }
     let value = outcome.map_err(|error| session.classify(&error))?;
     ended.map(|()| (time, value))
 }

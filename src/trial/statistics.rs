@@ -9,8 +9,11 @@
 //!   distribution (David and Nagaraja, "Order Statistics", 3rd ed., 2003, §7.1). The number of values below the true
 //!   median is binomial(n, 1/2) whatever the distribution is.
 //! - [`SampleSet::trust`]: whether the median may be believed, and if not, why.
+//! - [`theil_sen`]: a line through a series, with an interval for its slope.
 
 use serde::{Deserialize, Serialize};
+
+pub mod theil_sen;
 
 /// The chance with which an interval covers what it estimates.
 pub const CONFIDENCE: f64 = 0.95;
@@ -104,6 +107,11 @@ impl SampleSet {
     /// The value below which the share `fraction` lies.
     pub fn quantile(&self, fraction: f64) -> Option<f64> {
         quantile(&self.sorted, fraction)
+    }
+
+    /// The value with `rank` others below it, from 0.
+    pub fn at_rank(&self, rank: usize) -> Option<f64> {
+        self.sorted.get(rank).copied()
     }
 
     /// The 95 % confidence interval of the median. With fewer than [`FEWEST_SAMPLES`] values it is the whole range,

@@ -156,7 +156,7 @@ impl DeviceSession for VirtualDevice {
             unreleasable_bytes: state.unreleasable_bytes,
             allocated_blocks: state.allocated_blocks,
             rates: Rates::of(&state),
-            shadow: None,
+            ..MemorySample::default()
         }
     }
 

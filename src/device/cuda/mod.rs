@@ -24,7 +24,6 @@ mod ledger;
 mod limit;
 pub mod pool;
 mod session;
-mod shadow;
 
 pub use session::CudaSession;
 

@@ -11,13 +11,13 @@ use super::claim::Claim;
 use super::classify::{self, Cause};
 use super::limit;
 use super::pool::{Pool, PoolFigures};
-use super::shadow::Shadow;
 use super::{context, current_pool, driver_error, hook, kernels};
 use crate::device::{
     AllocatorKind, DeviceChoice, DeviceError, DeviceFacts, DeviceSession, EventSink, LargestRequest, LimitSpec,
     MemorySample, Phase, PoolState, StepError, facts,
 };
-use crate::memory::{Mark, OutOfMemory, Rates};
+use crate::memory::shadow::Shadow;
+use crate::memory::{Event, Mark, OutOfMemory, Rates, policy};
 use crate::units::{Bytes, MIB};
 
 /// The most events between two steps that are kept: 128 MiB of them, some hundred steps of a large model.
@@ -41,6 +41,7 @@ pub struct CudaSession {
     context: Arc<CudaContext>,
     facts: DeviceFacts,
     card: Card,
+    planned: AllocatorKind,
     shadow: Option<Shadow>,
     sink: Option<EventSink>,
     unreleasable_bytes: u64,
@@ -70,7 +71,7 @@ impl CudaSession {
         let memory = card.wait_for_limit(limit)?;
         let limit_bytes = limit::resolve(limit, memory);
         limit::check(limit_bytes, memory)?;
-        let shadow = Shadow::start(allocator, limit_bytes)?;
+        let shadow = shadow_of(allocator, limit_bytes)?;
         let pool = current_pool(Arc::clone(&context), limit_bytes)?;
         self_check(&stream, &pool)?;
         let memory = card.memory()?;
@@ -93,6 +94,7 @@ impl CudaSession {
             context,
             facts,
             card,
+            planned: allocator,
             shadow,
             sink: None,
             unreleasable_bytes: 0,
@@ -124,7 +126,7 @@ impl CudaSession {
             sink(&recording.events);
         }
         if let Some(shadow) = &self.shadow {
-            shadow.play(recording.events);
+            shadow.play(&recording.events);
         }
     }
 
@@ -220,9 +222,9 @@ impl DeviceSession for CudaSession {
         }
         self.card.wait_for_room(self.facts.limit_bytes, self.figures().reserved_bytes).map_err(StepError::Device)?;
         self.refresh_external();
-        if let Some(shadow) = &self.shadow {
-            shadow.begin().map_err(|error| StepError::Device(error.to_string()))?;
-        }
+        // A fresh one, with nothing allocated.
+        self.shadow =
+            shadow_of(self.planned, self.facts.limit_bytes).map_err(|error| StepError::Device(error.to_string()))?;
         self.restart_recording();
         self.start_window();
         hook::take_failure();
@@ -249,7 +251,7 @@ impl DeviceSession for CudaSession {
             return Err(error.into());
         }
         match self.shadow.as_ref().and_then(Shadow::take_overrun) {
-            Some(error) => Err(error.into()),
+            Some(overrun) => Err(overrun.error.into()),
             None => Ok(()),
         }
     }
@@ -275,7 +277,9 @@ impl DeviceSession for CudaSession {
             unreleasable_bytes: state.unreleasable_bytes,
             allocated_blocks: state.allocated_blocks,
             rates: Rates::of(&state),
-            shadow: self.shadow.as_ref().and_then(Shadow::sample),
+            host_bytes: None,
+            host_available_bytes: None,
+            shadow: self.shadow.as_ref().and_then(Shadow::sample).map(|sample| Rates::of(&sample.state)),
         }
     }
 
@@ -293,7 +297,7 @@ impl DeviceSession for CudaSession {
         let figures = self.figures();
         self.unreleasable_bytes = figures.reserved_bytes.saturating_sub(figures.used_bytes);
         if let Some(shadow) = &self.shadow {
-            shadow.trim();
+            shadow.play(&[Event::Mark(Mark::Trim)]);
         }
     }
 
@@ -338,6 +342,16 @@ impl Drop for CudaSession {
             std::mem::forget((self.candle.clone(), Arc::clone(&self.context)));
         }
     }
+}
+
+/// The planned run's allocator, fed the real run's events on a thread of its own; `None` where the planned allocator is
+/// the driver pool itself, which candle on CUDA always uses.
+fn shadow_of(planned: AllocatorKind, limit_bytes: u64) -> Result<Option<Shadow>, DeviceError> {
+    if matches!(planned, AllocatorKind::Auto | AllocatorKind::CudaMallocAsync) {
+        return Ok(None);
+    }
+    let policy = policy::build(planned, limit_bytes)?;
+    Shadow::start(policy).map(Some).map_err(DeviceError::ShadowThread)
 }
 
 /// Allocates and frees a block through cudarc and sees whether the hook and the pool noticed.

@@ -18,7 +18,7 @@ use crate::memory::policy::{self, Policy, Settings};
 use crate::memory::{AllocatorKind, Event, MemorySample, Rates, Trim};
 use crate::search::rules::fragmentation::FragmentationRate;
 use crate::search::rules::headroom::Headroom;
-use crate::search::rules::{Rule, WARM_UP_STEPS};
+use crate::search::rules::{Level, Rule, WARM_UP_STEPS};
 use crate::search::{History, JudgedTrial};
 use crate::train::GradientCheckpointing;
 use crate::trial::statistics::round_for_json;
@@ -217,7 +217,10 @@ impl Probed {
         let record = as_if_measured(point.batch_size, sample);
         // The rate of a forecast that may err says nothing yet; how much would stay free does, with the margin.
         let rules: &[&dyn Rule] = if margin > 0.0 { &[&Headroom] } else { &[&FragmentationRate, &Headroom] };
-        let broken = rules.iter().map(|rule| rule.check(&record, &self.terms.safety)).find(|finding| !finding.passed);
+        let broken = rules
+            .iter()
+            .map(|rule| rule.check(&record, &self.terms.safety))
+            .find(|finding| finding.level == Level::Failed);
         broken.map(|finding| format!("breaks a rule by forecast: {}", finding.reason))
     }
 }

@@ -1,6 +1,6 @@
 //! The trial ran to its end: no out of memory, no crash, no hang.
 
-use super::{Finding, Rule};
+use super::{Finding, Level, Rule};
 use crate::config::plan::SafetyPlan;
 use crate::trial::{Outcome, TrialRecord};
 
@@ -14,13 +14,14 @@ impl Rule for Completion {
     }
 
     fn check(&self, trial: &TrialRecord, _safety: &SafetyPlan) -> Finding {
-        let passed = trial.outcome == Outcome::Completed;
-        let reason = if passed {
-            format!("all {} ran", crate::units::plural(trial.spec.total_steps() as usize, "step"))
-        } else {
-            trial.outcome.to_string()
+        let (level, reason) = match &trial.outcome {
+            Outcome::Completed => {
+                let steps = crate::units::plural(trial.spec.total_steps() as usize, "step");
+                (Level::Passed, format!("all {steps} ran"))
+            }
+            outcome => (Level::Failed, outcome.to_string()),
         };
-        Finding { value: None, limit: None, passed, reason }
+        Finding { value: None, limit: None, level, reason }
     }
 }
 
@@ -40,7 +41,7 @@ mod tests {
             phase: None,
         };
         let finding = Completion.check(&TrialRecord { outcome, ..healthy() }, &safety());
-        assert!(!finding.passed);
+        assert_eq!(finding.level, Level::Failed);
         assert_eq!(finding.reason, "out of memory at step 3 (1.0 GiB requested, limit 2.0 GiB)");
     }
 }

@@ -1,6 +1,6 @@
 //! The loss is a number: a configuration that diverges is no configuration.
 
-use super::{Finding, Rule};
+use super::{Finding, Level, Rule};
 use crate::config::plan::SafetyPlan;
 use crate::trial::{Outcome, TrialRecord};
 
@@ -16,21 +16,16 @@ impl Rule for FiniteLoss {
     fn check(&self, trial: &TrialRecord, _safety: &SafetyPlan) -> Finding {
         if let Outcome::Diverged { step } = trial.outcome {
             let reason = format!("the loss is not finite at step {step}");
-            return Finding { value: None, limit: None, passed: false, reason };
+            return Finding { value: None, limit: None, level: Level::Failed, reason };
         }
-        match &trial.measurement {
-            None => Finding { value: None, limit: None, passed: true, reason: "no loss was measured".to_owned() },
-            Some(measurement) => {
-                let (first, last) = (measurement.first_loss, measurement.last_loss);
-                let passed = first.is_finite() && last.is_finite();
-                let reason = if passed {
-                    format!("the loss went from {first:.3} to {last:.3}")
-                } else {
-                    "the loss is not finite".to_owned()
-                };
-                Finding { value: Some(last).filter(|loss| loss.is_finite()), limit: None, passed, reason }
-            }
-        }
+        let Some(measurement) = &trial.measurement else { return Finding::none(None, "no loss was measured") };
+        let (first, last) = (measurement.first_loss, measurement.last_loss);
+        let (level, reason) = if first.is_finite() && last.is_finite() {
+            (Level::Passed, format!("the loss went from {first:.3} to {last:.3}"))
+        } else {
+            (Level::Failed, "the loss is not finite".to_owned())
+        };
+        Finding { value: Some(last), limit: None, level, reason }
     }
 }
 
@@ -43,12 +38,12 @@ mod tests {
     fn a_diverged_trial_fails_and_names_the_step() {
         let trial = TrialRecord { outcome: Outcome::Diverged { step: 7 }, measurement: None, ..healthy() };
         let finding = FiniteLoss.check(&trial, &safety());
-        assert!(!finding.passed);
+        assert_eq!(finding.level, Level::Failed);
         assert!(finding.reason.contains("step 7"));
     }
 
     #[test]
     fn a_finite_loss_passes() {
-        assert!(FiniteLoss.check(&healthy(), &safety()).passed);
+        assert_eq!(FiniteLoss.check(&healthy(), &safety()).level, Level::Passed);
     }
 }

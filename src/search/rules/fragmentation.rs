@@ -5,13 +5,13 @@
 //! gate: a model of 1 MiB in a segment of 2 MiB is half empty and perfectly safe. (The rate `external` is silent under
 //! the same share, see [`crate::memory::fragmentation`].)
 
-use super::{Finding, Rule, steady};
+use super::{Finding, Level, Rule, steady};
 use crate::config::plan::SafetyPlan;
-use crate::memory::{FragmentationSource, MemorySample};
+use crate::memory::{FragmentationSource, MemorySample, Rates};
 use crate::trial::TrialRecord;
 use crate::units::Fraction;
 
-/// From this share of the threshold on the reason warns.
+/// From this share of the threshold on the rule warns: from 20 % with the default of 30 %.
 const WARNING_SHARE: f64 = 2.0 / 3.0;
 
 /// Bytes under this share of the limit do not gate.
@@ -36,23 +36,25 @@ impl Rule for FragmentationRate {
         {
             let unused = crate::units::Bytes(unused_bytes(sample, rate));
             let reason = format!("{unused} fragmented at most, under 1% of the limit");
-            return Finding { value: Some(rate), limit: Some(threshold), passed: true, reason };
+            return Finding { value: Some(rate), limit: Some(threshold), level: Level::Passed, reason };
         }
         let Some((sample, rate)) = gating else {
-            let reason = "no sample after the warm-up has a rate".to_owned();
-            return Finding { value: None, limit: Some(threshold), passed: true, reason };
+            return Finding::none(Some(threshold), "no sample after the warm-up has a rate");
         };
-        let passed = rate <= threshold;
-        let shown = |value: f64| Fraction(value).to_string();
-        let judgement = if !passed {
-            format!("above the threshold of {}", shown(threshold))
+        let (level, judgement) = if rate > threshold {
+            (Level::Failed, "above")
         } else if rate >= threshold * WARNING_SHARE {
-            format!("close to the threshold of {}", shown(threshold))
+            (Level::Warning, "close to")
         } else {
-            format!("under the threshold of {}", shown(threshold))
+            (Level::Passed, "under")
         };
-        let reason = format!("{} of memory fragmented at step {}, {judgement}", shown(rate), sample.step);
-        Finding { value: Some(rate), limit: Some(threshold), passed, reason }
+        let reason = format!(
+            "{} of memory fragmented at step {}, {judgement} the threshold of {}",
+            Fraction(rate),
+            sample.step,
+            Fraction(threshold)
+        );
+        Finding { value: Some(rate), limit: Some(threshold), level, reason }
     }
 }
 
@@ -65,10 +67,10 @@ fn is_negligible(sample: &MemorySample, rate: f64) -> bool {
     unused_bytes(sample, rate) < sample.limit_bytes / NEGLIGIBLE_DIVISOR
 }
 
-/// The rate that the plan asked for, of the allocator it asked for.
+/// The rate that the plan asked for, of the allocator it asked for; never NaN or infinite.
 pub fn rate(sample: &MemorySample, safety: &SafetyPlan) -> Option<f64> {
-    let device = sample.rates.get(safety.fragmentation_metric);
-    let shadow = sample.shadow.and_then(|rates| rates.get(safety.fragmentation_metric));
+    let finite = |rates: Rates| rates.get(safety.fragmentation_metric).filter(|rate| rate.is_finite());
+    let (device, shadow) = (finite(sample.rates), sample.shadow.and_then(finite));
     match safety.fragmentation_source {
         FragmentationSource::Device => device,
         FragmentationSource::Shadow => shadow.or(device),
@@ -83,7 +85,6 @@ pub fn rate(sample: &MemorySample, safety: &SafetyPlan) -> Option<f64> {
 mod tests {
     use super::super::testing::{completed, point, safety, sample};
     use super::*;
-    use crate::memory::Rates;
 
     fn with_rate(step: u32, peak: f64) -> MemorySample {
         MemorySample { rates: Rates { peak: Some(peak), ..Rates::default() }, ..sample(step) }
@@ -93,8 +94,7 @@ mod tests {
     fn a_rate_above_the_threshold_fails_and_names_the_step() {
         let trial = completed(point(8), vec![with_rate(4, 0.1), with_rate(20, 0.41), with_rate(22, 0.2)]);
         let finding = FragmentationRate.check(&trial, &safety());
-        assert!(!finding.passed);
-        assert_eq!(finding.value, Some(0.41));
+        assert_eq!((finding.value, finding.level), (Some(0.41), Level::Failed));
         assert!(finding.reason.contains("41% of memory fragmented at step 20"), "{}", finding.reason);
     }
 
@@ -102,22 +102,32 @@ mod tests {
     fn a_high_rate_of_next_to_nothing_is_shown_and_passes() {
         let tiny = MemorySample { peak_reserved_bytes: 2 << 20, ..with_rate(4, 0.62) };
         let finding = FragmentationRate.check(&completed(point(8), vec![tiny]), &safety());
-        assert!(finding.passed);
-        assert_eq!(finding.value, Some(0.62));
+        assert_eq!((finding.value, finding.level), (Some(0.62), Level::Passed));
         assert_eq!(finding.reason, "1.2 MiB fragmented at most, under 1% of the limit");
     }
 
     #[test]
     fn the_first_two_steps_are_left_out() {
         let trial = completed(point(8), vec![with_rate(2, 0.9), with_rate(4, 0.1)]);
-        assert!(FragmentationRate.check(&trial, &safety()).passed);
+        assert_eq!(FragmentationRate.check(&trial, &safety()).level, Level::Passed);
     }
 
     #[test]
-    fn a_rate_close_to_the_threshold_passes_with_a_warning() {
-        let finding = FragmentationRate.check(&completed(point(8), vec![with_rate(4, 0.25)]), &safety());
-        assert!(finding.passed);
-        assert!(finding.reason.contains("close to"));
+    fn a_rate_from_20_percent_on_warns_and_one_above_30_percent_fails() {
+        let level = |rate| FragmentationRate.check(&completed(point(8), vec![with_rate(4, rate)]), &safety()).level;
+        assert_eq!(level(0.199_999), Level::Passed);
+        assert_eq!(level(0.2), Level::Warning);
+        assert_eq!(level(0.3), Level::Warning);
+        assert_eq!(level(0.300_001), Level::Failed);
+    }
+
+    #[test]
+    fn without_a_rate_there_is_nothing_to_read() {
+        let without = MemorySample { rates: Rates::default(), ..sample(4) };
+        for samples in [vec![], vec![with_rate(2, 0.9)], vec![without], vec![with_rate(4, f64::NAN)]] {
+            let finding = FragmentationRate.check(&completed(point(8), samples), &safety());
+            assert_eq!((finding.value, finding.level), (None, Level::Passed));
+        }
     }
 
     #[test]

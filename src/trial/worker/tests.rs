@@ -362,6 +362,18 @@ fn a_probe_that_does_not_fit_leaves_no_recording() {
 }
 
 #[test]
+fn every_sample_says_what_the_worker_holds_of_the_host_and_what_is_left() {
+    let told = run(&spec(Purpose::Ladder, 4), &Script::default());
+    let host = |message: &FromWorker| match message {
+        FromWorker::Sample { sample, .. } => Some(sample.host_bytes.zip(sample.host_available_bytes)),
+        _ => None,
+    };
+    let samples: Vec<_> = told.messages.iter().filter_map(host).collect();
+    assert_eq!(samples.len(), 2);
+    assert!(samples.iter().all(|host| host.is_some_and(|(held, available)| held > 0 && available > 0)));
+}
+
+#[test]
 fn batches_staged_on_the_device_are_copied_ahead() {
     let mut staged = spec(Purpose::Loader, 2);
     staged.point.device_prefetch = 2;

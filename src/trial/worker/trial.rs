@@ -12,7 +12,7 @@ use super::open::{Batches, Supplies, Training};
 use super::phases::Phases;
 use super::with_causes;
 use crate::data::{Batch, HostBatch};
-use crate::device::{DeviceSession, LargestRequest, StepError};
+use crate::device::{DeviceSession, LargestRequest, StepError, facts};
 use crate::memory::{Phase, Trim};
 use crate::trial::measure::Series;
 use crate::trial::outcome::{Measurement, Outcome, StepTimes};
@@ -220,7 +220,11 @@ impl Trial<'_> {
     /// Takes a memory sample.
     pub(super) fn sample(&mut self) -> Result<(), Halt> {
         let largest = if self.spec.is_soak() { LargestRequest::Probe } else { LargestRequest::Estimate };
-        let sample = self.session.sample(self.finished, largest);
+        let mut sample = self.session.sample(self.finished, largest);
+        if let Some(host) = facts::process_memory(Path::new("/")) {
+            sample.host_bytes = Some(host.resident_bytes);
+            sample.host_available_bytes = Some(host.available_bytes);
+        }
         self.series.samples.push(sample);
         Ok((self.say)(&FromWorker::Sample { trial: self.spec.id, sample })?)
     }
