@@ -1,4 +1,15 @@
 //! `tune --config`: the main job.
+//!
+//! What a second run on a study directory does:
+//!
+//! | the directory holds | `tune` | `--resume` | `--fresh` |
+//! |---|---|---|---|
+//! | a safe answer for this configuration and device | offers it again | the same, from the journal | searches |
+//! | an unfinished study, or one without a safe answer | starts over, and says so | goes on | starts over |
+//! | a study of another configuration | starts over | refuses | starts over |
+//!
+//! Whoever starts over keeps the old journal beside the new one. A job that is preempted and started again with the same
+//! command should say `--resume`: it also starts a study where there is none.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -150,6 +150,7 @@ impl<'a> Running<'a> {
                 running.history.tell(JudgedTrial { record, verdict });
             }
         }
+        running.report_forecast();
         running
     }
 
@@ -213,7 +214,11 @@ impl<'a> Running<'a> {
         self.study.reporter.report(&Event::TrialEnded { record: record.clone(), verdict: verdict.clone() });
         // A probe whose trace cannot be read has run all the same: asking for it again would not end.
         self.learn(&record);
+        let is_probe = record.spec.is_probe();
         self.history.tell(JudgedTrial { record, verdict });
+        if is_probe {
+            self.report_forecast();
+        }
         let standing = standing(&self.history, &self.space);
         let now = (standing.status(), standing.point().cloned());
         if now.1.is_some() && self.written.as_ref() != Some(&now) {

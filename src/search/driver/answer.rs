@@ -44,6 +44,8 @@ impl Running<'_> {
         let recommendation = self.recommendation();
         recommendation.write(&self.study.output)?;
         let status = recommendation.status.name().to_owned();
+        // What is in the file in the end is in the journal too: it is what a finished study offers again.
+        self.note(&Entry::Recommended { recommendation: serde_json::to_value(&recommendation).unwrap_or_default() });
         self.note(&Entry::Concluded { status: status.clone() });
         self.study.reporter.report(&Event::StudyEnded {
             status,

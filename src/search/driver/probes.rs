@@ -86,7 +86,14 @@ impl Running<'_> {
             }
         };
         self.knowledge.add(&record.spec.point, events);
-        if let Some(summary) = self.knowledge.summary(Some(&record.spec.point), &self.history) {
+        true
+    }
+
+    /// Tells what the probes so far are worth, once they are worth something or have failed.
+    pub(super) fn report_forecast(&mut self) {
+        let last = self.history.trials().iter().rev().find(|trial| trial.record.spec.is_probe());
+        let point = last.map(|trial| &trial.record.spec.point);
+        if let Some(summary) = self.knowledge.summary(point, &self.history) {
             self.study.reporter.report(&Progress::Forecast {
                 method: summary.method,
                 largest_batch_size: summary.largest_batch_size,
@@ -94,6 +101,5 @@ impl Running<'_> {
                 reason: summary.reason,
             });
         }
-        true
     }
 }

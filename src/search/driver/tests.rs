@@ -114,6 +114,21 @@ fn the_recommendation_says_what_was_forecast_and_how_far_off_it_was() {
 }
 
 #[test]
+fn a_probe_that_does_not_fit_leaves_the_search_to_measuring() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut executor = ScriptedExecutor::new(|spec| match spec.purpose {
+        Purpose::Probe => Script::out_of_memory(),
+        _ => Script::healthy(&spec.point),
+    });
+    let result = study_in(folder.path(), &plan(8), &mut executor, Vec::new()).unwrap();
+    assert_eq!(result.end, End::Safe);
+    assert_eq!(executor.ran.iter().filter(|spec| spec.is_probe()).count(), 1, "the second would tell nothing");
+    let forecast = result.recommendation.forecast.unwrap();
+    assert_eq!((forecast.method, forecast.largest_batch_size), (Method::None, None));
+    assert!(result.recommendation.rejected.is_empty());
+}
+
+#[test]
 fn a_budget_of_trials_ends_with_an_unverified_answer() {
     let folder = tempfile::tempdir().unwrap();
     let mut plan = plan(64);

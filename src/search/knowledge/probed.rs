@@ -99,10 +99,12 @@ impl Probed {
         Some(method)
     }
 
-    /// The forecast that speaks for a point, or for any where there is none; `None` without two probes.
+    /// The forecast that speaks for a point, or for any where there is none; `None` before the probes have run.
     pub fn summary(&self, point: Option<&Point>, history: &History) -> Option<Summary> {
         let own = point.map(Kind::of).filter(|kind| self.forecasters.contains_key(kind));
-        let kind = own.or_else(|| self.forecasters.keys().next_back().copied())?;
+        let Some(kind) = own.or_else(|| self.forecasters.keys().next_back().copied()) else {
+            return Self::no_forecast(history);
+        };
         let forecaster = self.forecasters.get(&kind)?;
         let device = policies(self.terms.allocator);
         let largest_batch_size = *self.largest.borrow_mut().entry(kind).or_insert_with(|| {
@@ -116,6 +118,21 @@ impl Probed {
             largest_batch_size,
             error_percent: error_percent.map(round_for_json),
         })
+    }
+
+    /// What is to be said where probes ran and gave nothing.
+    fn no_forecast(history: &History) -> Option<Summary> {
+        let mut probes = history.trials().iter().filter(|trial| trial.record.spec.is_probe());
+        let (method, largest_batch_size, error_percent) = (Method::None, None, None);
+        let failed = probes.clone().find(|trial| !trial.record.completed());
+        let reason = match failed {
+            Some(trial) => {
+                format!("the probe at batch size {}: {}", trial.record.spec.point.batch_size, trial.record.outcome)
+            }
+            None if probes.nth(1).is_some() => "the probes' recordings cannot be read".to_owned(),
+            None => return None,
+        };
+        Some(Summary { method, reason, largest_batch_size, error_percent })
     }
 
     /// The largest difference between forecast and measured peaks, in percent of the measured.
@@ -175,14 +192,15 @@ impl Probed {
     /// The first rule that the forecast breaks, even if it is too high by `margin`.
     fn breach(&self, point: &ForecastPoint, shadow: Option<Rates>, margin: f64) -> Option<String> {
         let least = |bytes: u64| (bytes as f64 * (1.0 - margin)) as u64;
-        let reserved = least(point.peak_reserved_bytes);
+        // Lines through tiny peaks may cross: what is held is never less than what lives.
+        let reserved = least(point.peak_reserved_bytes.max(point.peak_allocated_bytes));
         let limit_bytes = self.terms.limit_bytes;
         let at_least = if margin > 0.0 { "at least " } else { "" };
         let does_not_fit = if margin > 0.0 { reserved > limit_bytes } else { !point.fits };
         if does_not_fit {
             return Some(format!(
                 "does not fit by forecast: {at_least}{} at the peak, the limit is {}",
-                Bytes(reserved.max(least(point.peak_allocated_bytes))),
+                Bytes(reserved),
                 Bytes(limit_bytes)
             ));
         }
@@ -268,3 +286,6 @@ fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
         seconds: 0.0,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -342,7 +342,10 @@ fn a_probe_is_evaluated_after_its_third_update_and_leaves_a_whole_recording() {
     assert_eq!((told.steps(), told.count("optimizer")), (8, 4));
     let calls = told.calls.join(", ");
     assert!(calls.starts_with("sink, begin without C, build"), "{calls}");
-    assert!(calls.contains("optimizer, sample 6 Estimate, load, evaluation"), "{calls}");
+    assert!(
+        calls.contains("step 5, load, forward, backward, optimizer, sample 6 Estimate, load, evaluation"),
+        "{calls}"
+    );
     assert!(calls.contains("evaluation, step 6"), "{calls}");
     let written = std::fs::read(trace_path(told.scratch.path(), &probe().point)).unwrap();
     assert!(crate::memory::trace::file::read(&written).is_ok());

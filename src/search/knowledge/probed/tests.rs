@@ -1,0 +1,98 @@
+//! Knowledge from made recordings.
+
+use super::*;
+use crate::memory::{Mark, Ordinal, Phase, Player, Stream};
+use crate::search::machine::Machine;
+use crate::search::scripted::plan;
+use crate::trial::spec::PROBE_UPDATES;
+use crate::units::MIB;
+
+const KIND: Kind = Kind { accumulation: 2, gradient_checkpointing: GradientCheckpointing::None };
+
+fn point(batch_size: usize) -> Point {
+    Point { accumulation_steps: 2, ..as_if_measured(batch_size, MemorySample::default()).spec.point }
+}
+
+fn known(machine: &Machine, sizes: &[usize]) -> Probed {
+    let mut probed = Probed::new(machine.terms(&plan(64)));
+    for size in sizes {
+        probed.add(&point(*size), machine.events(*size, 2, PROBE_UPDATES));
+    }
+    probed
+}
+
+/// The recordings of a workload that does not do the same at every size: an allocation more at odd ones.
+fn misaligned(machine: &Machine, sizes: &[usize]) -> Probed {
+    let mut probed = Probed::new(machine.terms(&plan(64)));
+    for size in sizes {
+        let mut events = machine.events(*size, 2, PROBE_UPDATES);
+        if size % 2 == 1 {
+            let ordinal = Ordinal(1 << 40);
+            let at = events.iter().position(|event| *event == Event::Mark(Mark::Phase(Phase::Backward))).unwrap();
+            events.insert(at, Event::Free { ordinal });
+            events.insert(at, Event::Alloc { ordinal, bytes: 512, stream: Stream(0) });
+        }
+        probed.add(&point(*size), events);
+    }
+    probed
+}
+
+#[test]
+fn two_aligned_probes_foretell_every_peak_to_the_byte() {
+    let machine = Machine::new();
+    let probed = known(&machine, &[2, 3]);
+    assert_eq!(probed.method(KIND), Some(Method::Exact));
+    assert!(!probed.wants_a_third_probe(KIND));
+    for size in [4, 16, 50] {
+        let mut player = Player::new(Box::new(Native::new(u64::MAX)));
+        player.play_all(&machine.events(size, 2, PROBE_UPDATES));
+        let expected = probed.expect(KIND, size).unwrap();
+        assert_eq!(expected.peak_reserved_bytes, player.state().peak_reserved_bytes);
+        assert_eq!(expected.peak_allocated_bytes, player.state().peak_allocated_bytes);
+    }
+}
+
+#[test]
+fn a_forecast_names_the_rule_that_a_size_breaks() {
+    let probed = known(&Machine::new(), &[2, 3]);
+    let breach = |size| probed.expect(KIND, size).unwrap().breach;
+    assert_eq!(breach(8), None);
+    assert!(breach(125).unwrap().starts_with("breaks a rule by forecast"), "{:?}", breach(125));
+    assert!(breach(2000).unwrap().starts_with("does not fit by forecast"), "{:?}", breach(2000));
+    assert_eq!(probed.expect(KIND, 1), None);
+    assert_eq!(probed.expect(Kind { accumulation: 1, ..KIND }, 8), None);
+}
+
+#[test]
+fn an_affine_forecast_wants_a_third_probe_and_rules_out_only_what_is_beyond_its_error() {
+    // Large enough that even the probes take segments of their own.
+    let machine = Machine { activations: vec![30 * MIB, 10 * MIB], limit_bytes: 10_000 * MIB, ..Machine::new() };
+    let two = misaligned(&machine, &[2, 3]);
+    assert_eq!(two.method(KIND), Some(Method::Affine));
+    assert!(two.wants_a_third_probe(KIND));
+    let three = misaligned(&machine, &[2, 3, 4]);
+    assert!(!three.wants_a_third_probe(KIND));
+    let exact = known(&machine, &[2, 3]);
+    let first_out = |probed: &Probed| (2..2000).find(|size| probed.expect(KIND, *size).unwrap().breach.is_some());
+    assert!(first_out(&two) > first_out(&exact), "{:?} {:?}", first_out(&two), first_out(&exact));
+    assert!(two.expect(KIND, 2000).unwrap().breach.unwrap().contains("at least"));
+}
+
+#[test]
+fn the_planned_allocator_s_rate_counts_as_the_measured_one_does() {
+    let machine = Machine { weights: vec![1021 * 1000; 30], ..Machine::new() };
+    let mut terms = machine.terms(&plan(64));
+    terms.safety.fragmentation_threshold = crate::units::Fraction(0.0);
+    let rate_breach = |terms: Terms| {
+        let mut probed = Probed::new(terms);
+        for size in [2, 3] {
+            probed.add(&point(size), machine.events(size, 2, PROBE_UPDATES));
+        }
+        (4..100).map(|size| probed.expect(KIND, size).unwrap().breach.unwrap_or_default()).collect::<Vec<_>>()
+    };
+    let own = rate_breach(terms.clone());
+    let planned = rate_breach(Terms { planned: AllocatorKind::Expandable, ..terms });
+    // Pages of 20 MiB hold more than segments of a block's own size.
+    let fragmented = |reasons: &[String]| reasons.iter().filter(|reason| reason.contains("fragmented")).count();
+    assert!(fragmented(&planned) > fragmented(&own), "{} {}", fragmented(&planned), fragmented(&own));
+}
