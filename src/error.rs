@@ -5,7 +5,6 @@ use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::exit_code;
-use crate::memory::compare::CompareError;
 use crate::memory::policy::ConfError;
 use crate::memory::replay::ReplayError;
 use crate::model::ModelError;
@@ -47,9 +46,6 @@ pub enum Error {
     /// A recording cannot be replayed.
     #[error(transparent)]
     Replay(#[from] ReplayError),
-    /// A recording cannot be replayed under these settings.
-    #[error(transparent)]
-    Compare(#[from] CompareError),
     /// An allocator configuration is wrong.
     #[error("invalid `--conf`")]
     Conf(#[from] ConfError),
@@ -93,7 +89,6 @@ impl Error {
             | Self::Input(_)
             | Self::Forecast(_)
             | Self::Replay(_)
-            | Self::Compare(_)
             | Self::Conf(_)
             | Self::NoFrames
             | Self::NotForCuda { .. }

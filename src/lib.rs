@@ -79,9 +79,8 @@ pub fn main(registry: Registry) -> std::process::ExitCode {
 /// A recommendation that was not made on a CUDA device, or has no configuration, is refused: there is nothing to apply.
 #[cfg(feature = "cuda")]
 pub fn apply_allocator(recommendation: &report::Recommendation) -> Result<device::cuda::PoolGuard, Error> {
-    let ordinal = match recommendation.environment.device.parse() {
-        Ok(device::DeviceChoice::Cuda(ordinal)) => ordinal,
-        _ => return Err(Error::NotForCuda { device: recommendation.environment.device.clone() }),
+    let Ok(device::DeviceChoice::Cuda(ordinal)) = recommendation.environment.device.parse() else {
+        return Err(Error::NotForCuda { device: recommendation.environment.device.clone() });
     };
     let Some(recommended) = &recommendation.recommended else {
         return Err(Error::Export(report::export::ExportError::NotSafe(recommendation.status.name())));

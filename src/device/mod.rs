@@ -12,7 +12,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::memory::{AllocatorKind, Event, LimitSpec, MemorySample, OutOfMemory, Phase, PolicyError, PoolState};
+use crate::memory::{AllocatorKind, Event, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState};
 
 #[expect(unsafe_code, reason = "a global allocator can only be written with unsafe code")]
 pub mod cpu;
@@ -108,9 +108,6 @@ pub enum DeviceError {
     /// Another session is open in this process.
     #[error("another device session is open in this process")]
     Busy,
-    /// The allocator asked for cannot be had.
-    #[error(transparent)]
-    Allocator(#[from] PolicyError),
     /// The memory limit cannot be met.
     #[error(
         "a limit of {limit} does not fit the device: {total} in all, {external} used outside the tensors (hint: lower `memory.limit`)"

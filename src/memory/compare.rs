@@ -8,13 +8,13 @@ use std::thread;
 use serde::Serialize;
 
 use super::fragmentation::{Rates, external_rate, peak_rate, reserved_rate};
-use super::policy::{AllocConf, Backend, PoolState, Settings};
+use super::policy::{AllocConf, Backend, PoolState, ReleaseThreshold, Settings};
 use super::replay::{self, ReplayError, Replayed, StepFigures};
 use super::trace::Trace;
 use crate::units::Fraction;
 
 /// Settings that are worth a try, in the form of the environment variable. The recording's own come first.
-const CANDIDATES: [&str; 10] = [
+const CANDIDATES: [&str; 11] = [
     "",
     "expandable_segments:True",
     "max_split_size_mb:32",
@@ -25,6 +25,7 @@ const CANDIDATES: [&str; 10] = [
     "roundup_power2_divisions:4",
     "roundup_power2_divisions:8",
     "garbage_collection_threshold:0.8,max_split_size_mb:128",
+    "backend:cudaMallocAsync",
 ];
 
 /// What to replay under.
@@ -70,23 +71,10 @@ pub struct ReplayReport {
     pub steps: Vec<StepFigures>,
 }
 
-/// Why there is no report.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CompareError {
-    /// The recording cannot be replayed.
-    #[error(transparent)]
-    Replay(#[from] ReplayError),
-    /// There is no model of the allocator.
-    #[error("there is no model of the allocator `{0}` to replay under yet (hint: use `native`)")]
-    Backend(&'static str),
-}
-
 /// Replays a recording once. Under its own settings and no limit its own releases are followed.
-pub fn report(trace: &Trace, options: &ReplayOptions) -> Result<ReplayReport, CompareError> {
+pub fn report(trace: &Trace, options: &ReplayOptions) -> Result<ReplayReport, ReplayError> {
     let conf = options.conf.as_ref().unwrap_or(&trace.conf);
-    if conf.backend != Backend::Native {
-        return Err(CompareError::Backend(conf.backend.name()));
-    }
+    let settings = settings_of(conf);
     // A limit is the device's; the process may have a share of it.
     let share = conf.settings.per_process_memory_fraction.map_or(Fraction(1.0), Fraction);
     let limit_bytes = options.limit_bytes.map(|bytes| if share.0 < 1.0 { share.of(bytes) } else { bytes });
@@ -95,9 +83,9 @@ pub fn report(trace: &Trace, options: &ReplayOptions) -> Result<ReplayReport, Co
     let replayed = if follows {
         replay::reproduce(trace)?.replayed
     } else {
-        replay::replay(trace, conf.settings, limit_bytes.unwrap_or(u64::MAX))?
+        replay::replay(trace, settings, limit_bytes.unwrap_or(u64::MAX))?
     };
-    let minimum_limit_bytes = replay::minimum_limit(trace, conf.settings)?;
+    let minimum_limit_bytes = replay::minimum_limit(trace, settings)?;
     Ok(ReplayReport {
         backend: conf.backend.name(),
         conf: conf.to_string(),
@@ -111,9 +99,20 @@ pub fn report(trace: &Trace, options: &ReplayOptions) -> Result<ReplayReport, Co
         retries: replayed.counts.retries,
         oom_at_event: replayed.out_of_memory.map(|(event, _)| event),
         minimum_limit_bytes,
-        rates: rates(&replayed, limit_bytes, &conf.settings),
+        rates: rates(&replayed, limit_bytes, &settings),
         steps: replayed.steps,
     })
+}
+
+/// The model of the allocator that a configuration asks for. PyTorch keeps what the driver's pool holds.
+fn settings_of(conf: &AllocConf) -> Settings {
+    match conf.backend {
+        Backend::Native => conf.settings,
+        Backend::CudaMallocAsync => Settings {
+            per_process_memory_fraction: conf.settings.per_process_memory_fraction,
+            ..Settings::driver_pool(ReleaseThreshold::Max)
+        },
+    }
 }
 
 fn rates(replayed: &Replayed, limit_bytes: Option<u64>, settings: &Settings) -> Rates {
@@ -134,7 +133,7 @@ fn rates(replayed: &Replayed, limit_bytes: Option<u64>, settings: &Settings) -> 
 
 /// Replays a recording under its own settings and a set of others, in parallel, the best first: those that survive the
 /// limit, then by the smallest limit they need, then by what they reserve, then by retries.
-pub fn compare(trace: &Trace, limit_bytes: Option<u64>) -> Result<Vec<ReplayReport>, CompareError> {
+pub fn compare(trace: &Trace, limit_bytes: Option<u64>) -> Result<Vec<ReplayReport>, ReplayError> {
     let mut confs = vec![trace.conf.clone()];
     for candidate in CANDIDATES {
         // They parse; a test says so.
@@ -144,7 +143,6 @@ pub fn compare(trace: &Trace, limit_bytes: Option<u64>) -> Result<Vec<ReplayRepo
             confs.push(conf);
         }
     }
-    confs.retain(|conf| conf.backend == Backend::Native);
     let mut reports =
         in_parallel(&confs, |conf| report(trace, &ReplayOptions { conf: Some(conf.clone()), limit_bytes }))?;
     reports.sort_by_key(|report| {
@@ -229,9 +227,11 @@ mod tests {
     }
 
     #[test]
-    fn an_allocator_without_a_model_is_refused_by_name() {
+    fn the_drivers_pool_takes_memory_in_its_own_steps() {
         let conf = Some("backend:cudaMallocAsync".parse().unwrap());
-        let refused = report(&Trace::default(), &ReplayOptions { conf, limit_bytes: None });
-        assert_eq!(refused, Err(CompareError::Backend("cudaMallocAsync")));
+        let found = report(&trace("pytorch/gpt_fixed.pickle"), &ReplayOptions { conf, limit_bytes: None }).unwrap();
+        assert_eq!(found.backend, "cudaMallocAsync");
+        assert_eq!(found.peak_reserved_bytes % (32 << 20), 0);
+        assert!(found.peak_reserved_bytes >= found.peak_allocated_bytes);
     }
 }

@@ -41,5 +41,5 @@ pub mod trace;
 pub use event::{Event, Mark, Ordinal, Phase, Stream};
 pub use fragmentation::{MemorySample, Rates};
 pub use player::Player;
-pub use policy::{Address, OutOfMemory, Policy, PolicyError, PoolState};
+pub use policy::{Address, OutOfMemory, Policy, PoolState};
 pub use spec::{AllocatorKind, FragmentationMetric, FragmentationSource, LimitSpec, Trim};

@@ -52,7 +52,8 @@ impl Player {
                 }
             }
             Event::Mark(Mark::Trim) => self.policy.release_cached(),
-            Event::Mark(Mark::Step(_) | Mark::Phase(_)) => {}
+            Event::Mark(Mark::Step(_)) => self.policy.synchronised(),
+            Event::Mark(Mark::Phase(_)) => {}
         }
         self.events += 1;
     }

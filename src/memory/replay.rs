@@ -234,7 +234,10 @@ impl Run {
                     self.policy.give_later(*handle);
                 }
             }
-            Event::Mark(Mark::Step(step)) => self.begin_step(Some(step)),
+            Event::Mark(Mark::Step(step)) => {
+                self.policy.synchronised();
+                self.begin_step(Some(step));
+            }
             Event::Mark(Mark::Trim) => self.policy.release_cached(),
             Event::Mark(Mark::Phase(_)) => {}
         }

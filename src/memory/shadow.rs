@@ -128,8 +128,8 @@ mod tests {
             .flat_map(|n| [alloc(n, (n % 37) * 300_000), Event::Free { ordinal: Ordinal(n.saturating_sub(9)) }])
             .collect();
         for kind in policy::KINDS {
-            let shadow = Shadow::start(policy::build(kind, 200 * MIB).unwrap()).unwrap();
-            let mut player = Player::new(policy::build(kind, 200 * MIB).unwrap());
+            let shadow = Shadow::start(policy::build(kind, 200 * MIB)).unwrap();
+            let mut player = Player::new(policy::build(kind, 200 * MIB));
             for batch in events.chunks(7) {
                 shadow.play(batch);
                 player.play_all(batch);
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn an_overrun_is_told_once_and_without_a_sample() {
-        let shadow = Shadow::start(policy::build(AllocatorKind::Native, 64 * MIB).unwrap()).unwrap();
+        let shadow = Shadow::start(policy::build(AllocatorKind::Native, 64 * MIB)).unwrap();
         shadow.play(&[alloc(0, 40 * MIB), alloc(1, 40 * MIB)]);
         let told = loop {
             if let Some(overrun) = shadow.take_overrun() {
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn each_sample_starts_a_window_of_its_own() {
-        let shadow = Shadow::start(policy::build(AllocatorKind::Native, 64 * MIB).unwrap()).unwrap();
+        let shadow = Shadow::start(policy::build(AllocatorKind::Native, 64 * MIB)).unwrap();
         shadow.play(&[alloc(0, 40 * MIB), Event::Free { ordinal: Ordinal(0) }, alloc(1, 100 * MIB)]);
         let first = shadow.sample().unwrap();
         assert_eq!((first.state.peak_allocated_bytes, first.overrun.unwrap().event), (40 * MIB, 2));

@@ -51,7 +51,7 @@ impl VirtualDevice {
     pub fn open(limit: LimitSpec, allocator: AllocatorKind) -> Result<Self, DeviceError> {
         let host = facts::memory(Path::new("/"));
         let limit_bytes = limit_bytes(limit, host)?;
-        let policy = policy::build(allocator, limit_bytes)?;
+        let policy = policy::build(allocator, limit_bytes);
         if !installed() {
             return Err(DeviceError::AllocatorNotInstalled);
         }
@@ -70,9 +70,7 @@ impl VirtualDevice {
 
     /// Starts a trial with a limit of its own.
     fn begin_under(&mut self, limit_bytes: u64) -> Result<(), StepError> {
-        let policy =
-            policy::build(self.allocator, limit_bytes).map_err(|error| StepError::Device(error.to_string()))?;
-        self.player = Player::new(policy);
+        self.player = Player::new(policy::build(self.allocator, limit_bytes));
         recorder::begin_trial(ceiling_bytes(limit_bytes, self.facts.free_bytes));
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use candle_core::{DType, Device, Tensor, Var};
 
 use super::*;
-use crate::memory::{Ordinal, PolicyError};
+use crate::memory::Ordinal;
 use crate::trial::exit_status;
 use crate::units::{Fraction, MIB};
 
@@ -46,12 +46,6 @@ fn a_second_session_in_the_process_is_refused_until_the_first_is_dropped() {
     assert!(matches!(second, Err(DeviceError::Busy)));
     drop(first);
     drop(open(64 * MIB));
-}
-
-#[test]
-fn an_allocator_without_a_model_is_refused() {
-    let refused = VirtualDevice::open(LimitSpec::Auto, AllocatorKind::CudaMallocAsync);
-    assert!(matches!(refused, Err(DeviceError::Allocator(PolicyError::NotSupported(_)))));
 }
 
 #[test]

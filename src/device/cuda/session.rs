@@ -350,7 +350,7 @@ fn shadow_of(planned: AllocatorKind, limit_bytes: u64) -> Result<Option<Shadow>,
     if matches!(planned, AllocatorKind::Auto | AllocatorKind::CudaMallocAsync) {
         return Ok(None);
     }
-    let policy = policy::build(planned, limit_bytes)?;
+    let policy = policy::build(planned, limit_bytes);
     Shadow::start(policy).map(Some).map_err(DeviceError::ShadowThread)
 }
 

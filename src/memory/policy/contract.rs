@@ -130,7 +130,7 @@ proptest! {
     #[test]
     fn live_blocks_never_overlap_and_bytes_are_conserved(calls in program(sizes()), limit in 0..2 * GIB) {
         for kind in KINDS {
-            run(build(kind, limit).unwrap(), &calls)?;
+            run(build(kind, limit), &calls)?;
         }
         for settings in variants() {
             run(Box::new(Native::with_settings(settings, limit)), &calls)?;
@@ -140,7 +140,7 @@ proptest! {
     #[test]
     fn freeing_and_releasing_returns_everything(calls in program(sizes())) {
         for kind in KINDS {
-            let mut observed = run(build(kind, GIB).unwrap(), &calls)?;
+            let mut observed = run(build(kind, GIB), &calls)?;
             for address in observed.live.keys() {
                 observed.policy.free(Address(*address));
             }
@@ -153,7 +153,7 @@ proptest! {
 
     #[test]
     fn every_policy_counts_the_same_bytes_as_allocated(calls in program((1..2048_u64).prop_map(|n| n * 512))) {
-        let states = KINDS.map(|kind| run(build(kind, u64::MAX).unwrap(), &calls).map(|done| done.policy.state()));
+        let states = KINDS.map(|kind| run(build(kind, u64::MAX), &calls).map(|done| done.policy.state()));
         for state in states {
             let state = state?;
             prop_assert_eq!(state.allocated_bytes, state.requested_bytes);

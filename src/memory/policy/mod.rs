@@ -22,7 +22,7 @@ mod contract;
 
 pub use conf::{AllocConf, Backend, ConfError};
 pub(crate) use hash::FastHash;
-pub use settings::Settings;
+pub use settings::{ReleaseThreshold, Settings};
 
 /// An address in a policy's own space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -110,6 +110,10 @@ pub trait Policy: Send {
     /// Hands every releasable free byte back to the device (`torch.cuda.empty_cache`, `cuMemPoolTrimTo`).
     fn release_cached(&mut self);
 
+    /// The host waited for the device, as it does after every step: a pool with a release threshold of 0 hands its
+    /// cache back here.
+    fn synchronised(&mut self) {}
+
     /// The figures now, in O(log n).
     fn state(&self) -> PoolState;
 
@@ -120,24 +124,16 @@ pub trait Policy: Send {
     fn reset_peaks(&mut self);
 }
 
-/// Why there is no policy of a kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PolicyError {
-    /// The kind has no model.
-    #[error(
-        "there is no model of the allocator `{0}` on this device yet (hint: set `memory.allocator` to `auto` or `native`)"
-    )]
-    NotSupported(AllocatorKind),
-}
-
-/// The kinds that [`build`] has a model of.
-pub const KINDS: [AllocatorKind; 2] = [AllocatorKind::Native, AllocatorKind::Expandable];
+/// The kinds that a plan can name.
+pub const KINDS: [AllocatorKind; 3] =
+    [AllocatorKind::Native, AllocatorKind::Expandable, AllocatorKind::CudaMallocAsync];
 
 /// The registry: the policy of a kind, with a limit of `limit_bytes`. `auto` is the CPU device's own, `native`.
-pub fn build(kind: AllocatorKind, limit_bytes: u64) -> Result<Box<dyn Policy>, PolicyError> {
-    match kind {
-        AllocatorKind::Auto | AllocatorKind::Native => Ok(Box::new(native::Native::new(limit_bytes))),
-        AllocatorKind::Expandable => Ok(Box::new(native::Native::with_settings(Settings::expandable(), limit_bytes))),
-        AllocatorKind::CudaMallocAsync => Err(PolicyError::NotSupported(kind)),
-    }
+pub fn build(kind: AllocatorKind, limit_bytes: u64) -> Box<dyn Policy> {
+    let settings = match kind {
+        AllocatorKind::Auto | AllocatorKind::Native => Settings::default(),
+        AllocatorKind::Expandable => Settings::expandable(),
+        AllocatorKind::CudaMallocAsync => Settings::driver_pool(ReleaseThreshold::Max),
+    };
+    Box::new(native::Native::with_settings(settings, limit_bytes))
 }

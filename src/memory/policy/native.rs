@@ -12,7 +12,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::hash::FastHash;
 use super::heap::{Block, BlockState, Heap, Index, NONE, PlacedBlock, PoolIndex};
-use super::settings::{PoolKind, Request, Settings};
+use super::settings::{PoolKind, ReleaseThreshold, Request, Settings};
 use super::{Address, Counts, OutOfMemory, Policy, PoolState, Stream};
 use crate::memory::trace::{SegmentAction, SegmentEvent};
 use crate::units::MIB;
@@ -368,6 +368,12 @@ impl Policy for Native {
 
     fn release_cached(&mut self) {
         self.release_all();
+    }
+
+    fn synchronised(&mut self) {
+        if self.settings.release_threshold == ReleaseThreshold::Zero {
+            self.release_all();
+        }
     }
 
     fn state(&self) -> PoolState {

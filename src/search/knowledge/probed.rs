@@ -1,8 +1,7 @@
 //! Knowledge from recordings: a forecaster for every kind of point that was probed, and its answers judged.
 //!
-//! Forecasts are made under the allocator that the device itself has. Where there is no model of that one, as for the
-//! CUDA driver's pool, expandable segments stand in: they waste next to nothing, and so does the pool (0-1.6 % measured),
-//! which the headroom that every point needs covers. Rates are also computed under the planned allocator where that is
+//! Forecasts are made under the allocator that the device itself has. The model of the CUDA driver's pool is approximate
+//! (1 % measured, see [`crate::memory::policy::Settings::driver_pool`]), which the headroom that every point needs covers. Rates are also computed under the planned allocator where that is
 //! another one, as the measured ones are.
 
 use std::cell::RefCell;
@@ -13,8 +12,7 @@ use crate::config::plan::SafetyPlan;
 use crate::memory::forecast::{
     Conditions, ForecastPoint, Forecaster, MIN_BATCH_SIZE, Method, Probe, Request, RunShape,
 };
-use crate::memory::policy::native::Native;
-use crate::memory::policy::{self, Policy, Settings};
+use crate::memory::policy::{self, Policy};
 use crate::memory::{AllocatorKind, Event, MemorySample, Rates, Trim};
 use crate::search::rules::fragmentation::FragmentationRate;
 use crate::search::rules::headroom::Headroom;
@@ -250,12 +248,9 @@ impl Knowledge for Probed {
     }
 }
 
-/// Policies of a kind, or of the stand-in for it.
+/// Policies of a kind.
 fn policies(kind: AllocatorKind) -> impl Fn(u64) -> Box<dyn Policy> + Sync {
-    move |limit_bytes| {
-        policy::build(kind, limit_bytes)
-            .unwrap_or_else(|_| Box::new(Native::with_settings(Settings::expandable(), limit_bytes)))
-    }
+    move |limit_bytes| policy::build(kind, limit_bytes)
 }
 
 /// A forecast in the form that the safety rules read.

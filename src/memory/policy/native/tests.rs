@@ -214,3 +214,21 @@ fn expected_segments_are_placed_where_a_trace_has_them() {
     assert!(policy.release_segment(segment));
     assert_eq!(reserved_mib(&policy), 0);
 }
+
+#[test]
+fn the_drivers_pool_keeps_or_returns_its_cache_at_a_synchronisation() {
+    for (threshold, left_mib) in [(ReleaseThreshold::Max, 128), (ReleaseThreshold::Zero, 64)] {
+        let mut policy = Native::with_settings(Settings::driver_pool(threshold), u64::MAX);
+        // 40 MiB take two pages of 32; small requests share them.
+        let (small, large) = (take(&mut policy, 4, 512), take(&mut policy, 2, 40 * MIB));
+        assert_eq!(reserved_mib(&policy), 96);
+        let more = take(&mut policy, 1, 30 * MIB);
+        assert_eq!(reserved_mib(&policy), 128);
+        give(&mut policy, more);
+        give(&mut policy, vec![large[1]]);
+        policy.synchronised();
+        assert_eq!(reserved_mib(&policy), left_mib, "{threshold:?}");
+        give(&mut policy, small);
+        give(&mut policy, vec![large[0]]);
+    }
+}

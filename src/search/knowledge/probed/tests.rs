@@ -1,6 +1,7 @@
 //! Knowledge from made recordings.
 
 use super::*;
+use crate::memory::policy::native::Native;
 use crate::memory::{Mark, Ordinal, Phase, Player, Stream};
 use crate::search::machine::Machine;
 use crate::search::scripted::plan;
