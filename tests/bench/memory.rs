@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use batchtune::memory::policy::Settings;
+use batchtune::memory::policy::{ReleaseThreshold, Settings};
 use batchtune::memory::recording::Recording;
 use batchtune::memory::replay;
 use batchtune::memory::snapshot::Snapshot;
@@ -57,7 +57,7 @@ fn replays(criterion: &mut Criterion) {
     let settings = [
         ("native", Settings::default()),
         ("expandable", Settings::expandable()),
-        ("cuda_malloc_async", Settings::driver_pool(Default::default())),
+        ("cuda_malloc_async", Settings::driver_pool(ReleaseThreshold::Max)),
     ];
     for (name, trace) in traces {
         let trace = repeated(&trace, 200_000);

@@ -69,10 +69,9 @@ impl VirtualDevice {
     }
 
     /// Starts a trial with a limit of its own.
-    fn begin_under(&mut self, limit_bytes: u64) -> Result<(), StepError> {
+    fn begin_under(&mut self, limit_bytes: u64) {
         self.player = Player::new(policy::build(self.allocator, limit_bytes));
         recorder::begin_trial(ceiling_bytes(limit_bytes, self.facts.free_bytes));
-        Ok(())
     }
 
     /// Plays what the hook has recorded since the last call.
@@ -112,11 +111,13 @@ impl DeviceSession for VirtualDevice {
     }
 
     fn begin_trial(&mut self) -> Result<(), StepError> {
-        self.begin_under(self.facts.limit_bytes)
+        self.begin_under(self.facts.limit_bytes);
+        Ok(())
     }
 
     fn begin_probe(&mut self) -> Result<(), StepError> {
-        self.begin_under(self.facts.free_bytes.max(self.facts.limit_bytes))
+        self.begin_under(self.facts.free_bytes.max(self.facts.limit_bytes));
+        Ok(())
     }
 
     fn begin_step(&mut self, step: u32) {
