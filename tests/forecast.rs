@@ -13,6 +13,7 @@ use batchtune::memory::forecast::{
     Conditions, ForecastPoint, Forecaster, Method, Probe, Reason, Report, Request, Window,
 };
 use batchtune::memory::policy::native::Native;
+use batchtune::memory::recording::Recording;
 use batchtune::memory::{AllocatorKind, Event, LimitSpec, MemorySample, Ordinal, Phase, Stream};
 use batchtune::units::{Bytes, GIB};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
@@ -38,27 +39,13 @@ mod pytorch {
         std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/forecast").join(name)).unwrap()
     }
 
-    /// Reads a file of events (see the fixtures' README).
+    /// The events of a snapshot.
     fn events(name: &str) -> Vec<Event> {
-        let (mut events, mut made, mut number, mut shift) = (Vec::new(), 0, 0_u64, 0);
-        for byte in fixture(name) {
-            number |= u64::from(byte & 127) << shift;
-            shift += 7;
-            if byte & 128 == 0 {
-                events.push(if number & 1 == 1 {
-                    Event::Free { ordinal: Ordinal(made - 1 - (number >> 1)) }
-                } else {
-                    made += 1;
-                    Event::Alloc { ordinal: Ordinal(made - 1), bytes: number >> 1, stream: Stream(0) }
-                });
-                (number, shift) = (0, 0);
-            }
-        }
-        events
+        Recording::read(&fixture(name)).unwrap().trace().events
     }
 
     fn probes(model: &str, batch_sizes: [usize; 2]) -> Forecaster {
-        let probe = |batch_size| (batch_size, events(&format!("{model}_b{batch_size}.events")));
+        let probe = |batch_size| (batch_size, events(&format!("{model}_b{batch_size}.pickle")));
         forecaster(&batch_sizes.map(probe))
     }
 
