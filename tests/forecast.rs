@@ -14,7 +14,7 @@ use batchtune::memory::forecast::{
 };
 use batchtune::memory::policy::native::Native;
 use batchtune::memory::recording::Recording;
-use batchtune::memory::{AllocatorKind, Event, LimitSpec, MemorySample, Ordinal, Phase, Stream};
+use batchtune::memory::{AllocatorKind, Event, LimitSpec, MemorySample, Phase};
 use batchtune::units::{Bytes, GIB};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
