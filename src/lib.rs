@@ -16,7 +16,7 @@
 //! | [`data`] | datasets and the loader |
 //! | [`device`] | devices with their memory instrumented |
 //! | [`memory`] | events, allocator policies, fragmentation: pure |
-//! | [`units`], [`error`], [`exit_code`] | what all of them share |
+//! | [`units`], [`text`], [`error`], [`exit_code`] | what all of them share |
 //!
 //! Dependencies point one way: `cli → {config, search, report, progress} → trial → train → {model, data, device,
 //! memory}`.
@@ -57,6 +57,7 @@ pub mod model;
 pub mod progress;
 pub mod report;
 pub mod search;
+pub mod text;
 pub mod train;
 pub mod trial;
 pub mod units;

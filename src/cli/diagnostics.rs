@@ -6,6 +6,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::Colours;
 use crate::error::Error;
+use crate::text::with_causes;
 
 /// Columns that an error is wrapped to.
 const WIDTH: usize = 100;
@@ -34,11 +35,5 @@ pub(super) fn print(error: &Error) {
         eprint!("{}", error.render(colours, WIDTH));
         return;
     }
-    eprint!("error: {error}");
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        eprint!(": {error}");
-        cause = error.source();
-    }
-    eprintln!();
+    eprintln!("error: {}", with_causes(error));
 }

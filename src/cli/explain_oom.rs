@@ -6,6 +6,7 @@ use super::{ExplainOomArgs, Form, input, print_result};
 use crate::error::Error;
 use crate::exit_code;
 use crate::memory::oom::{self, OomClass, OomExplanation};
+use crate::text::harmless;
 
 pub(super) fn run(args: &ExplainOomArgs) -> Result<u8, Error> {
     let text = input::text(&args.file)?;
@@ -21,12 +22,12 @@ fn words(explanation: &OomExplanation) -> String {
     let mut text = format!("{}\n\n", headline(explanation.class));
     for sentence in &explanation.explanation {
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{}", super::harmless(sentence));
+        let _ = writeln!(text, "{}", harmless(sentence));
     }
     if !explanation.advice.is_empty() {
         text.push_str("\nWhat to change:\n");
         for (number, advice) in explanation.advice.iter().enumerate() {
-            let _ = writeln!(text, "  {}. {}", number + 1, super::harmless(advice));
+            let _ = writeln!(text, "  {}. {}", number + 1, harmless(advice));
         }
     }
     text

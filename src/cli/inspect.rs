@@ -9,6 +9,7 @@ use crate::exit_code;
 use crate::memory::inspect::{Inspection, folded_stacks};
 use crate::memory::recording::Recording;
 use crate::memory::snapshot::Snapshot;
+use crate::text::harmless;
 use crate::units::{Bytes, plural};
 
 /// The most rows of a list that the table shows; `--json` has all.
@@ -137,7 +138,7 @@ fn lists(found: &Inspection) -> String {
     if !found.top_sites.is_empty() {
         text.push_str("\nwhere the live bytes come from\n");
         for site in found.top_sites.iter().take(SHOWN) {
-            let _ = writeln!(text, "{:>12}  {}", Bytes(site.bytes).to_string(), super::harmless(&site.site));
+            let _ = writeln!(text, "{:>12}  {}", Bytes(site.bytes).to_string(), harmless(&site.site));
         }
     }
     text

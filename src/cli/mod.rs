@@ -364,11 +364,6 @@ fn rate(rate: Option<f64>) -> String {
     rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.1}%", rate * 100.0))
 }
 
-/// A text from a stranger's file without what a terminal would obey.
-fn harmless(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
-}
-
 /// Writes a result file.
 fn write_file(path: &std::path::Path, bytes: &[u8]) -> Result<(), Error> {
     std::fs::write(path, bytes).map_err(|source| Error::Output { path: path.to_owned(), source })

@@ -7,6 +7,7 @@ use super::{ConfigError, Loaded};
 use crate::data::{self, DataError};
 use crate::model::{ModelError, Registry};
 use crate::search::Space;
+use crate::text::with_causes;
 
 impl Loaded {
     /// Refuses a plan whose model or data this binary cannot build.
@@ -57,17 +58,6 @@ fn near_targets_note(target: &super::plan::TargetPlan, space: &Space) -> Option<
         target.batch_size,
         near.join(" and ")
     ))
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

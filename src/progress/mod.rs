@@ -9,6 +9,8 @@
 
 use std::io::IsTerminal;
 
+use crate::text::harmless;
+
 pub mod bar;
 pub mod event;
 pub mod json;
@@ -53,18 +55,5 @@ impl Reporter for Quiet {
         if let Event::Warning { text } = event {
             eprintln!("warning: {}", harmless(text));
         }
-    }
-}
-
-/// A text without control characters: a workload's message must not drive the terminal.
-fn harmless(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn escape_sequences_are_disarmed() {
-        assert_eq!(super::harmless("a\u{1b}[2Jb\nc"), "a\u{fffd}[2Jb\nc");
     }
 }

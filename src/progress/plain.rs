@@ -1,8 +1,9 @@
 //! One line an event, for logs and CI.
 
-use super::{Event, Reporter, harmless};
+use super::{Event, Reporter};
 use crate::search::staged::breach_reason;
 use crate::search::{JudgedTrial, Verdict};
+use crate::text::harmless;
 use crate::trial::{TrialRecord, TrialSpec};
 use crate::units::{Bytes, plural};
 

@@ -2,31 +2,24 @@
 //!
 //! Field names are fixed by the schema `batchtune/recommendation/v1`; other programs read them.
 
-use std::io::Write;
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
-use crate::config::Plan;
 use crate::device::DeviceFacts;
 use crate::memory::forecast::Method;
 use crate::memory::{FragmentationMetric, Trim};
-use crate::search::knowledge::probed::Summary;
-use crate::search::recommend::{Status, front, standing};
-use crate::search::{Check, History, JudgedTrial, Skip, Space, rules, staged};
+use crate::search::Check;
+use crate::search::recommend::Status;
 use crate::train::{BatchNorm, GradientCheckpointing, Precision};
 use crate::trial::outcome::StepQuantiles;
-use crate::trial::{Outcome, Point};
+
+mod file;
+mod made;
+
+pub use file::ReportError;
+pub use made::Source;
 
 /// The schema's name, with its version.
 pub const SCHEMA: &str = "batchtune/recommendation/v1";
-
-/// The name of the driver's pool in [`DeviceFacts::allocator`]. Trials run with a release threshold of u64::MAX, so a
-/// launch must too: with the driver's default of 0 it would give its memory back at every synchronisation.
-const DRIVER_POOL: &str = "cuda_malloc_async";
-
-/// The largest recommendation file that is read back.
-const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// The whole file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -209,253 +202,4 @@ pub struct Provenance {
     pub trials: usize,
     /// Trials that ran out of memory.
     pub oom_trials: usize,
-}
-
-/// What a recommendation is made from.
-#[derive(Clone, Debug)]
-pub struct Source<'a> {
-    /// The plan.
-    pub plan: &'a Plan,
-    /// The finished trials.
-    pub history: &'a History,
-    /// The points ruled out unseen.
-    pub skipped: &'a [Skip],
-    /// What the probes foretold, where there were any.
-    pub forecast: Option<Summary>,
-    /// The device.
-    pub facts: &'a DeviceFacts,
-    /// When the study began, RFC 3339.
-    pub started: &'a str,
-    /// Wall time of the study so far.
-    pub seconds: f64,
-}
-
-impl Recommendation {
-    /// The recommendation that a study's history supports so far.
-    pub fn new(source: &Source<'_>) -> Self {
-        let space = Space::new(source.plan);
-        let standing = standing(source.history, &space);
-        let trial = standing.trial();
-        Self {
-            schema: SCHEMA.to_owned(),
-            status: standing.status(),
-            recommended: trial.map(|trial| recommended(source, &space, &trial.record.spec.point)),
-            measured: trial.and_then(|trial| measured(source.plan, trial)),
-            checks: trial.map(|trial| trial.verdict.checks.clone()).unwrap_or_default(),
-            forecast: source.forecast.as_ref().map(forecast),
-            alternatives: alternatives(source.history, &space, standing.point()),
-            rejected: rejected(source),
-            warnings: warnings(source.history),
-            environment: source.facts.clone(),
-            provenance: provenance(source),
-        }
-    }
-
-    /// The file's text.
-    pub fn to_yaml(&self) -> Result<String, ReportError> {
-        Ok(serde_yaml::to_string(self)?)
-    }
-
-    /// Writes the file so that a reader sees either the old one or the new one, never a part.
-    pub fn write(&self, path: &Path) -> Result<(), ReportError> {
-        let failed = |source| ReportError::Write { path: path.to_owned(), source };
-        let text = self.to_yaml()?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = tempfile::Builder::new().prefix(".recommendation").tempfile_in(folder).map_err(failed)?;
-        file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
-        readable_by_all(file.as_file()).map_err(failed)?;
-        file.persist(path).map_err(|error| failed(error.error))?;
-        Ok(())
-    }
-
-    /// Reads a recommendation back.
-    pub fn read(path: &Path) -> Result<Self, ReportError> {
-        let failed = |source| ReportError::Read { path: path.to_owned(), source };
-        let length = std::fs::metadata(path).map_err(failed)?.len();
-        if length > MAX_FILE_BYTES {
-            let source = std::io::Error::other(format!("{length} bytes are too many for a recommendation"));
-            return Err(failed(source));
-        }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
-        let read: Self =
-            serde_yaml::from_str(&text).map_err(|source| ReportError::Parse { path: path.to_owned(), source })?;
-        if read.schema == SCHEMA {
-            Ok(read)
-        } else {
-            Err(ReportError::Schema { path: path.to_owned(), found: read.schema })
-        }
-    }
-}
-
-/// Temporary files are private to their owner; a recommendation is for the job that runs next.
-fn readable_by_all(file: &std::fs::File) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(std::fs::Permissions::from_mode(0o644))
-}
-
-fn recommended(source: &Source<'_>, space: &Space, point: &Point) -> Recommended {
-    Recommended {
-        batch_size: point.batch_size,
-        accumulation_steps: point.accumulation_steps,
-        effective_batch_size: space.effective_batch_size(point),
-        loader_workers: point.loader_workers,
-        prefetch_depth: point.prefetch_depth,
-        device_prefetch: point.device_prefetch,
-        pin_memory: point.pin_memory,
-        precision: source.plan.train.precision,
-        gradient_checkpointing: point.gradient_checkpointing,
-        batch_norm: source.plan.train.batch_norm,
-        trim: point.trim,
-        allocator: Allocator {
-            backend: source.facts.allocator.clone(),
-            release_threshold: (source.facts.allocator == DRIVER_POOL).then_some(u64::MAX),
-            limit_bytes: source.facts.limit_bytes,
-            conf: None,
-        },
-    }
-}
-
-fn measured(plan: &Plan, trial: &JudgedTrial) -> Option<Measured> {
-    let record = &trial.record;
-    let measurement = record.measurement.as_ref()?;
-    let steady = || record.samples.iter().filter(|sample| sample.step > rules::WARM_UP_STEPS);
-    let limit_bytes = record.samples.iter().map(|sample| sample.limit_bytes).max().unwrap_or(0);
-    let rates: Vec<f64> = steady().filter_map(|sample| rules::fragmentation::rate(sample, &plan.safety)).collect();
-    Some(Measured {
-        samples_per_second: measurement.samples_per_second,
-        step_ms: measurement.step_ms,
-        data_wait_fraction: measurement.data_wait_fraction,
-        peak_allocated_bytes: measurement.peak_allocated_bytes,
-        peak_reserved_bytes: measurement.peak_reserved_bytes,
-        limit_bytes,
-        headroom_bytes: limit_bytes.saturating_sub(measurement.peak_reserved_bytes),
-        largest_satisfiable_bytes: steady().map(|sample| sample.largest_satisfiable_bytes).min().unwrap_or(0),
-        largest_request_bytes: measurement.largest_request_bytes,
-        allocated_blocks: record.samples.last().map_or(0, |sample| sample.allocated_blocks),
-        fragmentation: Fragmentation {
-            metric: plan.safety.fragmentation_metric,
-            max: rates.iter().copied().reduce(f64::max),
-            last: rates.last().copied(),
-            threshold: plan.safety.fragmentation_threshold.0,
-        },
-        steps: measurement.steps,
-        first_loss: measurement.first_loss,
-        last_loss: measurement.last_loss,
-    })
-}
-
-fn forecast(summary: &Summary) -> Forecast {
-    let Summary { method, largest_batch_size, error_percent, .. } = summary;
-    Forecast { method: *method, largest_batch_size: *largest_batch_size, error_percent: *error_percent }
-}
-
-fn alternatives(history: &History, space: &Space, chosen: Option<&Point>) -> Vec<Alternative> {
-    front(history, space)
-        .into_iter()
-        .filter(|trial| Some(&trial.record.spec.point) != chosen)
-        .filter(|trial| history.soaked(&trial.record.spec.point).is_none_or(JudgedTrial::is_safe))
-        .filter_map(|trial| {
-            let point = &trial.record.spec.point;
-            let measurement = trial.record.measurement.as_ref()?;
-            Some(Alternative {
-                batch_size: point.batch_size,
-                accumulation_steps: point.accumulation_steps,
-                loader_workers: point.loader_workers,
-                prefetch_depth: point.prefetch_depth,
-                device_prefetch: point.device_prefetch,
-                samples_per_second: measurement.samples_per_second,
-                peak_reserved_bytes: measurement.peak_reserved_bytes,
-            })
-        })
-        .collect()
-}
-
-fn rejected(source: &Source<'_>) -> Vec<Rejected> {
-    let row = |point: &Point, outcome: &str, reason: String| Rejected {
-        batch_size: point.batch_size,
-        accumulation_steps: point.accumulation_steps,
-        loader_workers: point.loader_workers,
-        prefetch_depth: point.prefetch_depth,
-        device_prefetch: point.device_prefetch,
-        outcome: outcome.to_owned(),
-        reason,
-    };
-    // A probe is no candidate, whatever became of it.
-    let is_rejected = |trial: &&JudgedTrial| {
-        !trial.is_safe() && trial.record.outcome != Outcome::Cancelled && !trial.record.spec.is_probe()
-    };
-    let tried = source.history.trials().iter().filter(is_rejected);
-    let tried = tried.map(|trial| {
-        let record = &trial.record;
-        row(&record.spec.point, record.outcome.name(), staged::breach_reason(trial))
-    });
-    let skipped = source.skipped.iter().map(|skip| row(&skip.point, "skipped", skip.reason.clone()));
-    tried.chain(skipped).collect()
-}
-
-/// Every distinct warning of the trials, in the order in which they came up.
-fn warnings(history: &History) -> Vec<String> {
-    let mut warnings: Vec<String> = Vec::new();
-    for warning in history.trials().iter().flat_map(|trial| &trial.record.warnings) {
-        if !warnings.contains(warning) {
-            warnings.push(warning.clone());
-        }
-    }
-    warnings
-}
-
-fn provenance(source: &Source<'_>) -> Provenance {
-    let out_of_memory = |trial: &&JudgedTrial| matches!(trial.record.outcome, Outcome::OutOfMemory { .. });
-    Provenance {
-        config_sha256: source.plan.sha256(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: source.plan.seed,
-        started: source.started.to_owned(),
-        seconds: source.seconds,
-        trials: source.history.trials().len(),
-        oom_trials: source.history.trials().iter().filter(out_of_memory).count(),
-    }
-}
-
-/// Why a recommendation cannot be written or read.
-#[derive(Debug, thiserror::Error)]
-pub enum ReportError {
-    /// The file cannot be written.
-    #[error("cannot write `{}`", path.display())]
-    Write {
-        /// Which.
-        path: std::path::PathBuf,
-        /// Why not.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file cannot be read.
-    #[error("cannot read `{}`", path.display())]
-    Read {
-        /// Which.
-        path: std::path::PathBuf,
-        /// Why not.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file is no recommendation.
-    #[error("`{}` is not a recommendation of this version", path.display())]
-    Parse {
-        /// Which.
-        path: std::path::PathBuf,
-        /// Why not.
-        #[source]
-        source: serde_yaml::Error,
-    },
-    /// The file is of another schema.
-    #[error("`{}` has the schema `{found}`, expected `{SCHEMA}`", path.display())]
-    Schema {
-        /// Which.
-        path: std::path::PathBuf,
-        /// What it says.
-        found: String,
-    },
-    /// A value that YAML cannot hold.
-    #[error("cannot write the recommendation as YAML")]
-    Yaml(#[from] serde_yaml::Error),
 }

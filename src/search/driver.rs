@@ -17,6 +17,7 @@ use crate::device::DeviceFacts;
 use crate::progress::{Event, Reporter};
 use crate::report::Recommendation;
 use crate::report::recommendation::ReportError;
+use crate::text::with_causes;
 use crate::trial::journal::{Entry, Journal, JournalError};
 use crate::trial::spec::PROBE_UPDATES;
 use crate::trial::{
@@ -300,17 +301,6 @@ fn explain(outcome: &Outcome) -> String {
         Outcome::Crashed { log, .. } if !log.is_empty() => format!("{outcome}; its last lines were:\n{log}"),
         _ => outcome.to_string(),
     }
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

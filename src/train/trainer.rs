@@ -17,6 +17,7 @@ use crate::data::Batch;
 use crate::device::{DeviceSession, StepError};
 use crate::memory::Phase;
 use crate::model::Workload;
+use crate::text::with_causes;
 
 /// What one micro-batch gave.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +107,7 @@ impl Trainer {
         }
         let bytes = written.map_err(|error| match error {
             CheckpointError::Candle(error) => session.classify(&error),
-            CheckpointError::Write { .. } => StepError::Workload(describe(&error)),
+            CheckpointError::Write { .. } => StepError::Workload(with_causes(&error)),
         })?;
         ended.map(|()| bytes)
     }
@@ -141,18 +142,6 @@ fn scalar(loss: &Tensor) -> candle_core::Result<Tensor> {
 
 fn read(value: &Tensor, session: &dyn DeviceSession) -> Result<f64, StepError> {
     value.to_scalar::<f32>().map(f64::from).map_err(|error| session.classify(&error))
-}
-
-/// An error with its causes, in one line.
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use batchtune::device::cuda::hook;
-use batchtune::device::{DeviceSession, LargestRequest};
+use batchtune::device::{DeviceSession, EventSink, LargestRequest};
 use batchtune::memory::{Event, Mark, Phase};
 use batchtune::units::MIB;
 use candle_core::{DType, Tensor};
@@ -129,4 +129,27 @@ fn counting_takes_well_under_a_microsecond_a_call() {
     );
     assert!(cost < 1_000.0, "{cost} ns");
     assert_eq!(hook::counts().live_bytes, 0);
+}
+
+#[test]
+fn recording_takes_well_under_a_microsecond_an_event() {
+    let _turn = turn();
+    let mut session = session(4);
+    let pairs = 20_000;
+    let (mut counted, mut recorded) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..5 {
+        for (best, sink) in [(&mut counted, false), (&mut recorded, true)] {
+            session.set_event_sink(sink.then(|| Box::new(|_: &[Event]| {}) as EventSink));
+            let started = Instant::now();
+            (0..pairs).for_each(|_| drop(mebibytes(session.candle(), 1).unwrap()));
+            *best = best.min(started.elapsed().as_nanos() as f64 / f64::from(pairs));
+            session.candle().synchronize().unwrap();
+            // Hands over what was recorded, as between two steps.
+            session.state();
+        }
+    }
+    session.set_event_sink(None);
+    let cost = (recorded - counted) / 2.0;
+    println!("an allocation and its free: {recorded:.0} ns recorded, {counted:.0} ns counted; {cost:.0} ns an event");
+    assert!(cost < 1_000.0, "{cost} ns");
 }

@@ -60,6 +60,15 @@ expect plain-loop 0 tune --config "$config" --limit 40GiB --strategy grid --stud
   --set 'search.loader_workers=[0]' --set 'search.device_prefetch=[0]' --set trial.steps=4
 row "  grid: micro x accumulation, samples/s" "$(field "$out/rec-grid.yaml" recommended.batch_size) x $(field "$out/rec-grid.yaml" recommended.accumulation_steps), $(field "$out/rec-grid.yaml" measured.samples_per_second)"
 
+# --- the other precision, and a candle program with the recommendation's pool
+expect f32 0 tune --config "$config" --limit 40GiB --study "$out/study-f32" --output "$out/rec-f32.yaml" \
+  --set train.precision=f32 --set target.batch_size=4 --set trial.soak_steps=20
+row "  micro x accumulation, samples/s" "$(field "$out/rec-f32.yaml" recommended.batch_size) x $(field "$out/rec-f32.yaml" recommended.accumulation_steps), $(field "$out/rec-f32.yaml" measured.samples_per_second)"
+if command -v apply_allocator >/dev/null; then
+  expect apply_allocator 0 apply_allocator "$out/rec-40GiB.yaml"
+  row "  its last line" "$(tail -n 1 "$out/apply_allocator.log")"
+fi
+
 # --- named outcomes
 expect no-device 4 env CUDA_VISIBLE_DEVICES= tune --config "$config" --device cuda
 expect model-too-large 3 tune --config "$config" --limit 1GiB --study "$out/study-1GiB" --output "$out/rec-1GiB.yaml"

@@ -7,13 +7,14 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::{Running, with_causes};
+use super::Running;
 use crate::config::Plan;
 use crate::device::DeviceFacts;
 use crate::memory::trace::{TraceFileError, file};
 use crate::memory::{AllocatorKind, Event};
 use crate::progress::Event as Progress;
 use crate::search::knowledge::probed::{Probed, Terms};
+use crate::text::with_causes;
 use crate::trial::TrialRecord;
 use crate::trial::spec::trace_path;
 

@@ -154,21 +154,5 @@ impl<W: Write> Speaker<W> {
     }
 }
 
-/// An error with its causes, on one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let also = error.to_string();
-        // Transparent errors and some of candle's repeat their cause in their own words.
-        if !text.contains(&also) {
-            text.push_str(": ");
-            text.push_str(&also);
-        }
-        cause = error.source();
-    }
-    text
-}
-
 /// What a refusal says.
 type Refused = (Refusal, String);

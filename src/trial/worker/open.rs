@@ -4,12 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Refused;
 use super::part::Part;
-use super::{Refused, with_causes};
 use crate::data::loader::{Loader, LoaderConfig};
 use crate::data::{self, Batch, DataError, Dataset, HostBatch};
 use crate::device::{self, DeviceSession, StepError};
 use crate::model::{BuildContext, Family, ModelError, Registry};
+use crate::text::with_causes;
 use crate::train::TrainSpec;
 use crate::train::trainer::{MicroBatch, Trainer};
 use crate::trial::protocol::Refusal;

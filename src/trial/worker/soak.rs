@@ -10,9 +10,9 @@ use nix::sys::statvfs::statvfs;
 
 use super::open::Training;
 use super::trial::{Halt, Trial, failed};
-use super::with_causes;
 use crate::device::{DeviceSession, StepError};
 use crate::memory::Trim;
+use crate::text::with_causes;
 use crate::trial::spec::checkpoint_path;
 use crate::units::Bytes;
 

@@ -14,6 +14,7 @@ use crate::data::{Batch, DataError, DataSpec, HostBatch, HostValues, SourceKind}
 use crate::device::{DeviceChoice, DeviceFacts, DeviceSession, LargestRequest, StepError};
 use crate::memory::{AllocatorKind, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState, Trim};
 use crate::model::ModelSpec;
+use crate::text::with_causes;
 use crate::train::trainer::MicroBatch;
 use crate::train::{GradientCheckpointing, TrainSpec};
 use crate::trial::protocol::ToWorker;

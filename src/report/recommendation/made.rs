@@ -1,0 +1,181 @@
+//! How a recommendation is made: from the plan, the history and the device alone.
+
+use super::{
+    Allocator, Alternative, Forecast, Fragmentation, Measured, Provenance, Recommendation, Recommended, Rejected,
+    SCHEMA,
+};
+use crate::config::Plan;
+use crate::device::DeviceFacts;
+use crate::search::knowledge::probed::Summary;
+use crate::search::recommend::{front, standing};
+use crate::search::{History, JudgedTrial, Skip, Space, rules, staged};
+use crate::trial::{Outcome, Point};
+
+/// The name of the driver's pool in [`DeviceFacts::allocator`]. Trials run with a release threshold of u64::MAX, so a
+/// launch must too: with the driver's default of 0 it would give its memory back at every synchronisation.
+const DRIVER_POOL: &str = "cuda_malloc_async";
+
+/// What a recommendation is made from.
+#[derive(Clone, Debug)]
+pub struct Source<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The finished trials.
+    pub history: &'a History,
+    /// The points ruled out unseen.
+    pub skipped: &'a [Skip],
+    /// What the probes foretold, where there were any.
+    pub forecast: Option<Summary>,
+    /// The device.
+    pub facts: &'a DeviceFacts,
+    /// When the study began, RFC 3339.
+    pub started: &'a str,
+    /// Wall time of the study so far.
+    pub seconds: f64,
+}
+
+impl Recommendation {
+    /// The recommendation that a study's history supports so far.
+    pub fn new(source: &Source<'_>) -> Self {
+        let space = Space::new(source.plan);
+        let standing = standing(source.history, &space);
+        let trial = standing.trial();
+        Self {
+            schema: SCHEMA.to_owned(),
+            status: standing.status(),
+            recommended: trial.map(|trial| recommended(source, &space, &trial.record.spec.point)),
+            measured: trial.and_then(|trial| measured(source.plan, trial)),
+            checks: trial.map(|trial| trial.verdict.checks.clone()).unwrap_or_default(),
+            forecast: source.forecast.as_ref().map(forecast),
+            alternatives: alternatives(source.history, &space, standing.point()),
+            rejected: rejected(source),
+            warnings: warnings(source.history),
+            environment: source.facts.clone(),
+            provenance: provenance(source),
+        }
+    }
+}
+
+fn recommended(source: &Source<'_>, space: &Space, point: &Point) -> Recommended {
+    Recommended {
+        batch_size: point.batch_size,
+        accumulation_steps: point.accumulation_steps,
+        effective_batch_size: space.effective_batch_size(point),
+        loader_workers: point.loader_workers,
+        prefetch_depth: point.prefetch_depth,
+        device_prefetch: point.device_prefetch,
+        pin_memory: point.pin_memory,
+        precision: source.plan.train.precision,
+        gradient_checkpointing: point.gradient_checkpointing,
+        batch_norm: source.plan.train.batch_norm,
+        trim: point.trim,
+        allocator: Allocator {
+            backend: source.facts.allocator.clone(),
+            release_threshold: (source.facts.allocator == DRIVER_POOL).then_some(u64::MAX),
+            limit_bytes: source.facts.limit_bytes,
+            conf: None,
+        },
+    }
+}
+
+fn measured(plan: &Plan, trial: &JudgedTrial) -> Option<Measured> {
+    let record = &trial.record;
+    let measurement = record.measurement.as_ref()?;
+    let steady = || record.samples.iter().filter(|sample| sample.step > rules::WARM_UP_STEPS);
+    let limit_bytes = record.samples.iter().map(|sample| sample.limit_bytes).max().unwrap_or(0);
+    let rates: Vec<f64> = steady().filter_map(|sample| rules::fragmentation::rate(sample, &plan.safety)).collect();
+    Some(Measured {
+        samples_per_second: measurement.samples_per_second,
+        step_ms: measurement.step_ms,
+        data_wait_fraction: measurement.data_wait_fraction,
+        peak_allocated_bytes: measurement.peak_allocated_bytes,
+        peak_reserved_bytes: measurement.peak_reserved_bytes,
+        limit_bytes,
+        headroom_bytes: limit_bytes.saturating_sub(measurement.peak_reserved_bytes),
+        largest_satisfiable_bytes: steady().map(|sample| sample.largest_satisfiable_bytes).min().unwrap_or(0),
+        largest_request_bytes: measurement.largest_request_bytes,
+        allocated_blocks: record.samples.last().map_or(0, |sample| sample.allocated_blocks),
+        fragmentation: Fragmentation {
+            metric: plan.safety.fragmentation_metric,
+            max: rates.iter().copied().reduce(f64::max),
+            last: rates.last().copied(),
+            threshold: plan.safety.fragmentation_threshold.0,
+        },
+        steps: measurement.steps,
+        first_loss: measurement.first_loss,
+        last_loss: measurement.last_loss,
+    })
+}
+
+fn forecast(summary: &Summary) -> Forecast {
+    let Summary { method, largest_batch_size, error_percent, .. } = summary;
+    Forecast { method: *method, largest_batch_size: *largest_batch_size, error_percent: *error_percent }
+}
+
+fn alternatives(history: &History, space: &Space, chosen: Option<&Point>) -> Vec<Alternative> {
+    front(history, space)
+        .into_iter()
+        .filter(|trial| Some(&trial.record.spec.point) != chosen)
+        .filter(|trial| history.soaked(&trial.record.spec.point).is_none_or(JudgedTrial::is_safe))
+        .filter_map(|trial| {
+            let point = &trial.record.spec.point;
+            let measurement = trial.record.measurement.as_ref()?;
+            Some(Alternative {
+                batch_size: point.batch_size,
+                accumulation_steps: point.accumulation_steps,
+                loader_workers: point.loader_workers,
+                prefetch_depth: point.prefetch_depth,
+                device_prefetch: point.device_prefetch,
+                samples_per_second: measurement.samples_per_second,
+                peak_reserved_bytes: measurement.peak_reserved_bytes,
+            })
+        })
+        .collect()
+}
+
+fn rejected(source: &Source<'_>) -> Vec<Rejected> {
+    let row = |point: &Point, outcome: &str, reason: String| Rejected {
+        batch_size: point.batch_size,
+        accumulation_steps: point.accumulation_steps,
+        loader_workers: point.loader_workers,
+        prefetch_depth: point.prefetch_depth,
+        device_prefetch: point.device_prefetch,
+        outcome: outcome.to_owned(),
+        reason,
+    };
+    // A probe is no candidate, whatever became of it.
+    let is_rejected = |trial: &&JudgedTrial| {
+        !trial.is_safe() && trial.record.outcome != Outcome::Cancelled && !trial.record.spec.is_probe()
+    };
+    let tried = source.history.trials().iter().filter(is_rejected);
+    let tried = tried.map(|trial| {
+        let record = &trial.record;
+        row(&record.spec.point, record.outcome.name(), staged::breach_reason(trial))
+    });
+    let skipped = source.skipped.iter().map(|skip| row(&skip.point, "skipped", skip.reason.clone()));
+    tried.chain(skipped).collect()
+}
+
+/// Every distinct warning of the trials, in the order in which they came up.
+fn warnings(history: &History) -> Vec<String> {
+    let mut warnings: Vec<String> = Vec::new();
+    for warning in history.trials().iter().flat_map(|trial| &trial.record.warnings) {
+        if !warnings.contains(warning) {
+            warnings.push(warning.clone());
+        }
+    }
+    warnings
+}
+
+fn provenance(source: &Source<'_>) -> Provenance {
+    let out_of_memory = |trial: &&JudgedTrial| matches!(trial.record.outcome, Outcome::OutOfMemory { .. });
+    Provenance {
+        config_sha256: source.plan.sha256(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: source.plan.seed,
+        started: source.started.to_owned(),
+        seconds: source.seconds,
+        trials: source.history.trials().len(),
+        oom_trials: source.history.trials().iter().filter(out_of_memory).count(),
+    }
+}
