@@ -10,7 +10,7 @@ use batchtune::memory::{AllocatorKind, LimitSpec};
 use batchtune::units::{Bytes, GIB, MIB};
 use candle_core::{DType, Device, Tensor};
 
-const CHILD_DEADLINE: Duration = Duration::from_secs(20);
+const CHILD_DEADLINE: Duration = Duration::from_secs(90);
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -42,7 +42,7 @@ impl Child {
     }
 }
 
-/// Runs one ignored test of this binary in a process of its own, for 20 s at most.
+/// Runs one ignored test of this binary in a process of its own, for 90 s at most: a first start compiles kernels.
 pub(crate) fn child(test: &str, environment: &[(&str, &str)]) -> Child {
     let log = tempfile::NamedTempFile::new().expect("a temporary file");
     let output = || log.reopen().expect("the temporary file");
