@@ -11,16 +11,29 @@ use crate::text::with_causes;
 /// Columns that an error is wrapped to.
 const WIDTH: usize = 100;
 
+/// Whose log it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// A command that a person started.
+    Command,
+    /// A worker, whose lines the driver passes on.
+    Worker,
+}
+
 /// Sets up the log (`TUNE_LOG=debug`).
-pub(super) fn install() {
-    let filter = EnvFilter::try_from_env("TUNE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+pub(super) fn install(role: Role) {
+    let default = match role {
+        Role::Command => "warn",
+        // What takes long before the first trial is for people to know.
+        Role::Worker => "warn,batchtune::device::cuda::kernels=info",
+    };
+    let filter = EnvFilter::try_from_env("TUNE_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
     // A second subscriber (a user's own binary may have set one) is not ours to replace.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(colour())
-        .without_time()
-        .try_init();
+    let _ = match role {
+        Role::Command => log.with_ansi(colour()).try_init(),
+        Role::Worker => log.with_ansi(false).with_level(false).with_target(false).try_init(),
+    };
 }
 
 /// Colour is for terminals, and for nobody who sets `NO_COLOR`.

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use self::diagnostics::Role;
 use crate::error::Error;
 use crate::exit_code;
 use crate::memory::policy::Backend;
@@ -314,9 +315,10 @@ impl ExplainOomArgs {
 pub fn main(registry: &Registry) -> ExitCode {
     let cli = Cli::parse();
     if matches!(cli.command, Some(Command::Worker)) {
+        diagnostics::install(Role::Worker);
         return crate::trial::worker::main(registry);
     }
-    diagnostics::install();
+    diagnostics::install(Role::Command);
     match dispatch(cli, registry) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {

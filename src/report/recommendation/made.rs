@@ -9,6 +9,7 @@ use crate::device::DeviceFacts;
 use crate::search::knowledge::probed::Summary;
 use crate::search::recommend::{front, standing};
 use crate::search::{History, JudgedTrial, Skip, Space, rules, staged};
+use crate::trial::statistics::round_for_json;
 use crate::trial::{Outcome, Point};
 
 /// The name of the driver's pool in [`DeviceFacts::allocator`]. Trials run with a release threshold of u64::MAX, so a
@@ -174,7 +175,7 @@ fn provenance(source: &Source<'_>) -> Provenance {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         seed: source.plan.seed,
         started: source.started.to_owned(),
-        seconds: source.seconds,
+        seconds: round_for_json(source.seconds),
         trials: source.history.trials().len(),
         oom_trials: source.history.trials().iter().filter(out_of_memory).count(),
     }

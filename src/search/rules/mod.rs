@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::plan::SafetyPlan;
 use crate::memory::MemorySample;
 use crate::trial::TrialRecord;
+use crate::trial::statistics::round_for_json;
 
 pub mod allocated_blocks;
 pub mod completion;
@@ -88,7 +89,7 @@ impl Check {
     fn new(rule: &dyn Rule, finding: Finding) -> Self {
         let Finding { value, limit, level, reason } = finding;
         // JSON has no NaN and no infinity: a figure that is neither is none.
-        let figure = |value: Option<f64>| value.filter(|value| value.is_finite());
+        let figure = |value: Option<f64>| value.filter(|value| value.is_finite()).map(round_for_json);
         Self {
             rule: rule.name().to_owned(),
             value: figure(value),

@@ -159,7 +159,8 @@ impl ProcessExecutor {
             let why = match worker.next(TICK) {
                 Seen::Said(message) => return Ok(*message),
                 Seen::Log(line) => {
-                    tracing::debug!(target: "batchtune::worker", "{line}");
+                    // While the device opens nothing else tells why it takes long.
+                    tracing::warn!(target: "batchtune::worker", "{line}");
                     continue;
                 }
                 Seen::Nothing if Instant::now() < until => continue,
