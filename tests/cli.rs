@@ -286,6 +286,20 @@ fn an_unwritable_output_is_refused_before_any_trial() {
 }
 
 #[test]
+fn a_log_that_cannot_be_written_changes_no_exit_code() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}\nmemory: {limit: 16KiB}");
+    let run = |arguments: &[&str]| {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("tune"));
+        command.current_dir(folder.path()).args(arguments).arg("--config").stdout(std::process::Stdio::null());
+        command.stderr(full).arg(&config).status().unwrap().code()
+    };
+    assert_eq!(run(&["check", "--set", "nothing=1"]), Some(2));
+    assert_eq!(run(&[]), Some(3), "no safe configuration");
+}
+
+#[test]
 fn configurations_that_are_none_are_one_clear_error_each() {
     let folder = TempDir::new().unwrap();
     let write = |name: &str, bytes: &[u8]| {

@@ -6,6 +6,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::Colours;
 use crate::error::Error;
+use crate::progress::{harmless, say};
 
 /// Columns that an error is wrapped to.
 const WIDTH: usize = 100;
@@ -31,14 +32,32 @@ fn colour() -> bool {
 pub(super) fn print(error: &Error) {
     if let Error::Config(error) = error {
         let colours = if colour() { Colours::On } else { Colours::Off };
-        eprint!("{}", error.render(colours, WIDTH));
+        say(error.render(colours, WIDTH).trim_end_matches('\n'));
         return;
     }
-    eprint!("error: {error}");
-    let mut cause = std::error::Error::source(error);
+    say(&with_causes(error));
+}
+
+/// An error and its causes in one line. File names and what stands in a file come from strangers, and must not drive
+/// the terminal.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = format!("error: {error}");
+    let mut cause = error.source();
     while let Some(error) = cause {
-        eprint!(": {error}");
+        text.push_str(": ");
+        text.push_str(&error.to_string());
         cause = error.source();
     }
-    eprintln!();
+    harmless(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_name_does_not_drive_the_terminal() {
+        let error = std::io::Error::other("cannot read `a\u{1b}[2Jb`");
+        assert_eq!(with_causes(&error), "error: cannot read `a\u{fffd}[2Jb`");
+    }
 }

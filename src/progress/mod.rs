@@ -5,9 +5,8 @@
 //!
 //! # To add a reporter
 //! Create `progress/<form>.rs` with a type that implements [`Reporter`] and one arm in [`choose`].
-#![expect(clippy::print_stderr, reason = "this room prints")]
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 pub mod bar;
 pub mod event;
@@ -51,13 +50,19 @@ pub struct Quiet;
 impl Reporter for Quiet {
     fn report(&mut self, event: &Event) {
         if let Event::Warning { text } = event {
-            eprintln!("warning: {}", harmless(text));
+            say(&format!("warning: {}", harmless(text)));
         }
     }
 }
 
+/// Puts a line on standard error. Where that cannot be written, such as a log on a full disk, the line is lost and the
+/// study goes on: `eprintln!` would panic.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
+}
+
 /// A text without control characters: a workload's message must not drive the terminal.
-fn harmless(text: &str) -> String {
+pub(crate) fn harmless(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 

@@ -1,6 +1,6 @@
 //! One line an event, for logs and CI.
 
-use super::{Event, Reporter, harmless};
+use super::{Event, Reporter, harmless, say};
 use crate::search::staged::breach_reason;
 use crate::search::{JudgedTrial, Verdict};
 use crate::trial::{TrialRecord, TrialSpec};
@@ -13,7 +13,7 @@ pub struct Plain;
 impl Reporter for Plain {
     fn report(&mut self, event: &Event) {
         if let Some(line) = line(event) {
-            eprintln!("{line}");
+            say(&line);
         }
     }
 }

@@ -92,7 +92,8 @@ pub struct Study<'a> {
 impl Study<'_> {
     /// Runs the study to its end.
     pub fn run(self) -> Result<StudyResult, DriverError> {
-        answer::check_writable(&self.output)?;
+        // Before any trial is run for it.
+        Recommendation::check_writable(&self.output)?;
         self.reporter.report(&Event::StudyStarted {
             name: self.plan.name.clone(),
             target_batch_size: self.plan.target.batch_size,
