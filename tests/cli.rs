@@ -206,10 +206,11 @@ fn forecasts_of_what_is_none_are_one_clear_error_each() {
     let folder = TempDir::new().unwrap();
     let fixture = |name: &str| repository().join("tests/fixtures/forecast").join(name);
     let (two, three) = (fixture("gpt2_medium_b2.pickle"), fixture("gpt2_medium_b3.pickle"));
-    let cases: [(&Path, &[&str], &str); 6] = [
+    let cases: [(&Path, &[&str], &str); 7] = [
         (&three, &["--batches", "2", "--to", "8"], "2 recordings and 1 batch size"),
         (&three, &["--batches", "1,3", "--to", "8"], "a batch of `1`"),
         (&three, &["--batches", "2,2", "--to", "8"], "`2` is there twice"),
+        (&two, &["--batches", "2,3", "--to", "8"], "batches of `2` and `3` are the same"),
         (&three, &["--batches", "2,3", "--to", "1"], "a batch of `1` cannot be forecast"),
         (&three, &["--batches", "2,3", "--to", "8", "--conf", "backend:cudaMallocAsync"], "no model of the allocator"),
         (Path::new("nowhere.trace"), &["--batches", "2,3", "--to", "8"], "cannot read `nowhere.trace`"),
