@@ -206,10 +206,11 @@ fn forecasts_of_what_is_none_are_one_clear_error_each() {
     let folder = TempDir::new().unwrap();
     let fixture = |name: &str| repository().join("tests/fixtures/forecast").join(name);
     let (two, three) = (fixture("gpt2_medium_b2.pickle"), fixture("gpt2_medium_b3.pickle"));
-    let cases: [(&Path, &[&str], &str); 6] = [
+    let cases: [(&Path, &[&str], &str); 7] = [
         (&three, &["--batches", "2", "--to", "8"], "2 recordings and 1 batch size"),
         (&three, &["--batches", "1,3", "--to", "8"], "a batch of `1`"),
         (&three, &["--batches", "2,2", "--to", "8"], "`2` is there twice"),
+        (&two, &["--batches", "2,3", "--to", "8"], "batches of `2` and `3` are the same"),
         (&three, &["--batches", "2,3", "--to", "1"], "a batch of `1` cannot be forecast"),
         (&three, &["--batches", "2,3", "--to", "8", "--conf", "backend:cudaMallocAsync"], "no model of the allocator"),
         (Path::new("nowhere.trace"), &["--batches", "2,3", "--to", "8"], "cannot read `nowhere.trace`"),
@@ -283,6 +284,20 @@ fn an_unwritable_output_is_refused_before_any_trial() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("cannot write `no/such/folder.yaml`"), "{}", stderr(&output));
     assert!(!stderr(&output).contains("trial 1"));
+}
+
+#[test]
+fn a_log_that_cannot_be_written_changes_no_exit_code() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}\nmemory: {limit: 16KiB}");
+    let run = |arguments: &[&str]| {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("tune"));
+        command.current_dir(folder.path()).args(arguments).arg("--config").stdout(std::process::Stdio::null());
+        command.stderr(full).arg(&config).status().unwrap().code()
+    };
+    assert_eq!(run(&["check", "--set", "nothing=1"]), Some(2));
+    assert_eq!(run(&[]), Some(3), "no safe configuration");
 }
 
 #[test]

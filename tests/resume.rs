@@ -89,3 +89,31 @@ fn a_killed_driver_loses_the_running_trial_at_most_and_leaves_no_worker() {
         assert_eq!((&answer["status"], &answer["recommended"]["effective_batch_size"]), (&"safe".into(), &8.into()));
     }
 }
+
+#[test]
+fn a_journal_that_somebody_edited_gives_no_answer_that_misses_the_target() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "version: 1\nname: small\ndevice: cpu\ntarget: {batch_size: 2}\nmodel: {family: gpt, preset: nano, layers: 1, \
+                hidden_size: 32, sequence_length: 16}\ntrial: {warmup_steps: 1, steps: 4, soak_steps: 4}\n\
+                search: {loader_workers: [0]}\nmemory: {limit: 1GiB}\n";
+    std::fs::write(folder.path().join("small.yaml"), text).unwrap();
+    assert_eq!(tune(folder.path()).status().unwrap().code(), Some(0));
+    let whole = journal(folder.path());
+    for batch_size in ["0", "9223372036854775808"] {
+        let edited: String = whole
+            .lines()
+            .map(|line| {
+                let is_soak = line.contains("\"entry\":\"trial_ended\"") && line.contains("\"purpose\":\"soak\"");
+                let [one, two] = ["1", "2"].map(|size| format!("\"batch_size\":{size},"));
+                let other = format!("\"batch_size\":{batch_size},");
+                if is_soak { line.replace(&one, &other).replace(&two, &other) + "\n" } else { format!("{line}\n") }
+            })
+            .collect();
+        assert!(edited.contains(&format!("\"batch_size\":{batch_size},")));
+        std::fs::write(folder.path().join("study/journal.jsonl"), edited).unwrap();
+        assert_eq!(tune(folder.path()).arg("--resume").status().unwrap().code(), Some(0));
+        let answer = std::fs::read_to_string(folder.path().join("recommendation.yaml")).unwrap();
+        let answer: serde_json::Value = serde_yaml::from_str(&answer).unwrap();
+        assert_eq!((&answer["status"], &answer["recommended"]["effective_batch_size"]), (&"safe".into(), &2.into()));
+    }
+}

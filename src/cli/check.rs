@@ -5,6 +5,7 @@ use crate::config::{self, Loaded};
 use crate::error::Error;
 use crate::exit_code;
 use crate::model::Registry;
+use crate::progress::say;
 
 /// Loads a plan and validates it against what this binary knows: its families, and data that can be opened.
 pub(super) fn load(args: &PlanArgs, registry: &Registry) -> Result<Loaded, Error> {
@@ -17,7 +18,7 @@ pub(super) fn run(args: &PlanArgs, registry: &Registry) -> Result<u8, Error> {
     let loaded = load(args, registry)?;
     print_result(&loaded.plan.to_yaml()?)?;
     for note in loaded.notes() {
-        eprintln!("note: {note}");
+        say(&format!("note: {note}"));
     }
     Ok(exit_code::SAFE)
 }

@@ -6,7 +6,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::Colours;
 use crate::error::Error;
-use crate::text::with_causes;
+use crate::progress::say;
+use crate::text::{harmless, with_causes};
 
 /// Columns that an error is wrapped to.
 const WIDTH: usize = 100;
@@ -45,8 +46,9 @@ fn colour() -> bool {
 pub(super) fn print(error: &Error) {
     if let Error::Config(error) = error {
         let colours = if colour() { Colours::On } else { Colours::Off };
-        eprint!("{}", error.render(colours, WIDTH));
+        say(error.render(colours, WIDTH).trim_end_matches('\n'));
         return;
     }
-    eprintln!("error: {}", with_causes(error));
+    // File names and what stands in a file come from strangers, and must not drive the terminal.
+    say(&format!("error: {}", harmless(&with_causes(error))));
 }

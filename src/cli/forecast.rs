@@ -36,6 +36,16 @@ pub enum ForecastInputError {
         /// The size.
         batch_size: usize,
     },
+    /// The same recording was given for two sizes.
+    #[error(
+        "the recordings at batches of `{first}` and `{second}` are the same (hint: every file is of another batch size)"
+    )]
+    Same {
+        /// The size that was given first.
+        first: usize,
+        /// The other.
+        second: usize,
+    },
     /// There is no model of the allocator.
     #[error("there is no model of the allocator `{0}` (hint: leave `backend` out of `--conf`)")]
     Backend(&'static str),
@@ -51,6 +61,10 @@ pub(super) fn run(args: &ForecastArgs) -> Result<u8, Error> {
     for (file, batch_size) in args.files.iter().zip(&args.batches) {
         let trace = input::recording(file)?.trace();
         own = trace.conf;
+        // Memory that no batch changes would be forecast as enough for every batch.
+        if let Some((first, _)) = recordings.iter().find(|(_, events)| *events == trace.events) {
+            return Err(ForecastInputError::Same { first: *first, second: *batch_size }.into());
+        }
         recordings.push((*batch_size, trace.events));
     }
     let conf = match &args.conf {
@@ -102,8 +116,9 @@ fn table(report: &Report, limit: Option<Bytes>) -> String {
     );
     for point in &report.points {
         let result = match (limit, point.fits, point.retries) {
-            (None, ..) => "-".to_owned(),
-            (Some(_), false, _) => "does not fit".to_owned(),
+            (None, true, _) => "-".to_owned(),
+            // Without a limit too: there are sizes beyond every address space.
+            (_, false, _) => "does not fit".to_owned(),
             (Some(_), true, Some(retries)) if retries > 0 => {
                 format!("fits, releasing its cache {}", crate::units::plural(retries as usize, "time"))
             }

@@ -1,5 +1,4 @@
 //! The command line: one file a command. This room and [`crate::progress`] are the only ones that print.
-#![expect(clippy::print_stderr, reason = "this room prints")]
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -20,7 +20,7 @@ use crate::config::Plan;
 use crate::error::Error;
 use crate::exit_code;
 use crate::model::Registry;
-use crate::progress::{self, Event, ProgressMode, Reporter};
+use crate::progress::{self, Event, ProgressMode, Reporter, say};
 use crate::report::table;
 use crate::search::driver::{DriverError, End, Study};
 use crate::search::knowledge::Nothing;
@@ -32,7 +32,7 @@ use crate::trial::{Executor, Interrupt, TrialRecord};
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let loaded = check::load(&args.plan, registry)?;
     for note in loaded.notes() {
-        eprintln!("note: {note}");
+        say(&format!("note: {note}"));
     }
     let plan = &loaded.plan;
     if args.dry_run {
@@ -65,7 +65,10 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         // The journal is kept beside the new one, as that of any earlier run.
         known_answer::Found::Unfinished => {
             if mode != ProgressMode::Quiet {
-                eprintln!("note: the study in {} is started over (hint: `--resume` goes on with it)", folder.display());
+                say(&format!(
+                    "note: the study in {} is started over (hint: `--resume` goes on with it)",
+                    folder.display()
+                ));
             }
         }
         known_answer::Found::Answer(answer) => {
@@ -151,7 +154,8 @@ fn default_study(name: &str) -> PathBuf {
     Path::new(".tune").join(if name.is_empty() { "study" } else { name })
 }
 
-/// The first Ctrl-C (or TERM) finishes the step and saves, the second stops at once.
+/// The first Ctrl-C (or TERM) finishes the step and saves, the second stops at once, and the third ends the process by
+/// the signal itself: this one may hang in a file system that does not answer.
 fn watch_for_signals(interrupt: &Interrupt) -> Result<(), Error> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let failed = |source| Error::Io { action: "cannot set up the handling of signals", source };
@@ -160,7 +164,10 @@ fn watch_for_signals(interrupt: &Interrupt) -> Result<(), Error> {
     std::thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || {
-            for _ in signals.forever() {
+            for signal in signals.forever() {
+                if interrupt.at_once() {
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
+                }
                 interrupt.request();
             }
         })
@@ -202,23 +209,23 @@ fn exit_code_of(end: &End) -> u8 {
     match end {
         End::Safe => exit_code::SAFE,
         End::NoSafePoint => {
-            eprintln!(
-                "error: no safe configuration (hint: see the rejected points above; a smaller model, a higher `memory.limit` or another target may help)"
+            say(
+                "error: no safe configuration (hint: see the rejected points above; a smaller model, a higher `memory.limit` or another target may help)",
             );
             exit_code::NO_SAFE_CONFIGURATION
         }
         End::WorkloadFails(reason) => {
-            eprintln!("error: the workload fails at the smallest batch size already: {reason}");
+            say(&format!("error: the workload fails at the smallest batch size already: {reason}"));
             exit_code::WORKLOAD_FAILS
         }
         End::BudgetEnded => {
-            eprintln!(
-                "error: the budget ended before a configuration was verified (hint: `--resume` with a larger `--budget`)"
+            say(
+                "error: the budget ended before a configuration was verified (hint: `--resume` with a larger `--budget`)",
             );
             exit_code::BUDGET_ENDED
         }
         End::Interrupted => {
-            eprintln!("interrupted; what was found so far is written (hint: `--resume` goes on)");
+            say("interrupted; what was found so far is written (hint: `--resume` goes on)");
             exit_code::INTERRUPTED
         }
     }

@@ -5,9 +5,8 @@
 //!
 //! # To add a reporter
 //! Create `progress/<form>.rs` with a type that implements [`Reporter`] and one arm in [`choose`].
-#![expect(clippy::print_stderr, reason = "this room prints")]
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use crate::text::harmless;
 
@@ -53,7 +52,13 @@ pub struct Quiet;
 impl Reporter for Quiet {
     fn report(&mut self, event: &Event) {
         if let Event::Warning { text } = event {
-            eprintln!("warning: {}", harmless(text));
+            say(&format!("warning: {}", harmless(text)));
         }
     }
+}
+
+/// Puts a line on standard error. Where that cannot be written, such as a log on a full disk, the line is lost and the
+/// study goes on: `eprintln!` would panic.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }

@@ -1,6 +1,6 @@
 //! One line an event, for logs and CI.
 
-use super::{Event, Reporter};
+use super::{Event, Reporter, say};
 use crate::search::staged::breach_reason;
 use crate::search::{JudgedTrial, Verdict};
 use crate::text::harmless;
@@ -14,7 +14,7 @@ pub struct Plain;
 impl Reporter for Plain {
     fn report(&mut self, event: &Event) {
         if let Some(line) = line(event) {
-            eprintln!("{line}");
+            say(&line);
         }
     }
 }

@@ -54,10 +54,15 @@ fn row(trial: &JudgedTrial) -> [String; 8] {
     ]
 }
 
+/// A text without control characters.
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
 /// The first line of a text, shortened, with control characters made harmless.
 fn single_line(text: &str) -> String {
     const LONGEST: usize = 90;
-    let line: String = text.lines().next().unwrap_or("").chars().filter(|c| !c.is_control()).collect();
+    let line = printable(text.lines().next().unwrap_or(""));
     if line.chars().count() <= LONGEST {
         return line;
     }
@@ -92,7 +97,9 @@ fn answer(recommendation: &Recommendation) -> String {
             text.push_str(&headline(recommendation.status, recommended));
             text.push_str(&figures(measured));
             for check in &recommendation.checks {
-                let _ = writeln!(text, "  {:<7}  {}: {}", check.level().name(), check.rule, check.reason);
+                // A known answer is read from a journal.
+                let (rule, reason) = (printable(&check.rule), printable(&check.reason));
+                let _ = writeln!(text, "  {:<7}  {rule}: {reason}", check.level().name());
             }
         }
         _ => text.push_str("No safe configuration was found.\n"),

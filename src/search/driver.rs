@@ -93,7 +93,8 @@ pub struct Study<'a> {
 impl Study<'_> {
     /// Runs the study to its end.
     pub fn run(self) -> Result<StudyResult, DriverError> {
-        answer::check_writable(&self.output)?;
+        // Before any trial is run for it.
+        Recommendation::check_writable(&self.output)?;
         self.reporter.report(&Event::StudyStarted {
             name: self.plan.name.clone(),
             target_batch_size: self.plan.target.batch_size,
@@ -203,11 +204,11 @@ impl<'a> Running<'a> {
             // A trial that was cut short says nothing of its point: it is not told, and runs again on resume.
             return Ok(Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded }));
         }
-        self.finished(record)?;
+        self.finished(record);
         Ok(None)
     }
 
-    fn finished(&mut self, record: TrialRecord) -> Result<(), DriverError> {
+    fn finished(&mut self, record: TrialRecord) {
         let record = record.canonical();
         let verdict = self.judge(&record);
         let value = serde_json::to_value(&verdict).unwrap_or_default();
@@ -223,9 +224,11 @@ impl<'a> Running<'a> {
         let standing = standing(&self.history, &self.space);
         let now = (standing.status(), standing.point().cloned());
         if now.1.is_some() && self.written.as_ref() != Some(&now) {
-            self.write()?;
+            // A disk that is full now need not be at the end, and trials are dear: only the last write must succeed.
+            if let Err(error) = self.write() {
+                self.study.reporter.report(&Event::Warning { text: with_causes(&error) });
+            }
         }
-        Ok(())
     }
 
     fn spec(&self, point: Point, purpose: Purpose) -> TrialSpec {
@@ -273,8 +276,9 @@ impl<'a> Running<'a> {
 
     fn conclude(&self, conclusion: &Conclusion) -> End {
         match conclusion {
-            Conclusion::Safe(_) => End::Safe,
-            Conclusion::NoSafePoint => End::NoSafePoint,
+            // The end is what the file says, whatever else a resumed journal made the strategy believe.
+            Conclusion::Safe(_) if standing(&self.history, &self.space).status() == Status::Safe => End::Safe,
+            Conclusion::Safe(_) | Conclusion::NoSafePoint => End::NoSafePoint,
             Conclusion::WorkloadFails => {
                 let reason = self.history.trials().last().map(|trial| explain(&trial.record.outcome));
                 End::WorkloadFails(reason.unwrap_or_default())

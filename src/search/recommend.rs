@@ -71,8 +71,12 @@ impl<'a> Standing<'a> {
 
 /// Where a study with this history stands: the best soaked point, else the best measured one whose soak did not fail.
 pub fn standing<'a>(history: &'a History, space: &Space) -> Standing<'a> {
+    // A search soaks nothing else; a resumed journal may hold anything.
+    let is_answer = |trial: &&JudgedTrial| {
+        space.meets_target(&trial.record.spec.point) && trial.samples_per_second().is_some() && trial.is_safe()
+    };
     let mut soaked: Vec<&JudgedTrial> =
-        history.trials().iter().filter(|trial| trial.record.spec.is_soak() && trial.is_safe()).collect();
+        history.trials().iter().filter(|trial| trial.record.spec.is_soak()).filter(is_answer).collect();
     sort_by_objective(&mut soaked, JudgedTrial::samples_per_second);
     if let Some(trial) = soaked.first() {
         return Standing::Safe(trial);

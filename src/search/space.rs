@@ -97,7 +97,7 @@ impl Space {
 
     /// Samples per optimizer step over all replicas.
     pub fn effective_batch_size(&self, point: &Point) -> usize {
-        point.batch_size * point.accumulation_steps * self.target.replicas
+        point.batch_size.saturating_mul(point.accumulation_steps).saturating_mul(self.target.replicas)
     }
 
     /// The data path that batch sizes are measured with: the fewest workers, everything else as preferred.

@@ -1,7 +1,7 @@
 //! The recommendation as a file: whole or not at all, and read back with care.
 
-use std::io::Write;
-use std::path::Path;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 
 use super::{Recommendation, SCHEMA};
 
@@ -14,27 +14,42 @@ impl Recommendation {
         Ok(serde_yaml::to_string(self)?)
     }
 
-    /// Writes the file so that a reader sees either the old one or the new one, never a part.
+    /// Writes the file so that a reader sees either the old one or the new one, never a part. What is no file, such as
+    /// `/dev/null`, is written to as it is.
     pub fn write(&self, path: &Path) -> Result<(), ReportError> {
         let failed = |source| ReportError::Write { path: path.to_owned(), source };
         let text = self.to_yaml()?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = tempfile::Builder::new().prefix(".recommendation").tempfile_in(folder).map_err(failed)?;
+        let path = match destination(path).map_err(failed)? {
+            Destination::File(path) => path,
+            Destination::Device => return std::fs::write(path, text).map_err(failed),
+        };
+        let mut file = draft(&path).map_err(failed)?;
         file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
         readable_by_all(file.as_file()).map_err(failed)?;
-        file.persist(path).map_err(|error| failed(error.error))?;
+        file.persist(&path).map_err(|error| failed(error.error))?;
         Ok(())
+    }
+
+    /// Refuses a path that [`write`](Self::write) could not write to, so that no trial is run in vain.
+    pub fn check_writable(path: &Path) -> Result<(), ReportError> {
+        let failed = |source| ReportError::Write { path: path.to_owned(), source };
+        match destination(path).map_err(failed)? {
+            Destination::File(path) => draft(&path).map(drop).map_err(failed),
+            Destination::Device => Ok(()),
+        }
     }
 
     /// Reads a recommendation back.
     pub fn read(path: &Path) -> Result<Self, ReportError> {
         let failed = |source| ReportError::Read { path: path.to_owned(), source };
-        let length = std::fs::metadata(path).map_err(failed)?.len();
-        if length > MAX_FILE_BYTES {
-            let source = std::io::Error::other(format!("{length} bytes are too many for a recommendation"));
+        let mut text = String::new();
+        // The length is no bound: a device has none.
+        let file = std::fs::File::open(path).map_err(failed)?;
+        file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+        if text.len() as u64 > MAX_FILE_BYTES {
+            let source = std::io::Error::other(format!("over {MAX_FILE_BYTES} bytes are no recommendation"));
             return Err(failed(source));
         }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
         let read: Self =
             serde_yaml::from_str(&text).map_err(|source| ReportError::Parse { path: path.to_owned(), source })?;
         if read.schema == SCHEMA {
@@ -43,6 +58,32 @@ impl Recommendation {
             Err(ReportError::Schema { path: path.to_owned(), found: read.schema })
         }
     }
+}
+
+/// Where a recommendation goes.
+enum Destination {
+    /// A file, which is replaced as a whole. Links are followed: what they point to is meant.
+    File(PathBuf),
+    /// A character device. Replacing it would take `/dev/null` away from everybody.
+    Device,
+}
+
+fn destination(path: &Path) -> std::io::Result<Destination> {
+    use std::os::unix::fs::FileTypeExt;
+    match std::fs::metadata(path).map(|metadata| metadata.file_type()) {
+        Ok(kind) if kind.is_file() => std::fs::canonicalize(path).map(Destination::File),
+        Ok(kind) if kind.is_char_device() => Ok(Destination::Device),
+        Ok(kind) if kind.is_dir() => Err(std::io::Error::from(std::io::ErrorKind::IsADirectory)),
+        Ok(_) => Err(std::io::Error::other("it is neither a file nor a character device")),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Destination::File(path.to_owned())),
+        Err(error) => Err(error),
+    }
+}
+
+/// A file beside `path` that can take its place, and is gone unless it does.
+fn draft(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tempfile::Builder::new().prefix(".recommendation").tempfile_in(folder)
 }
 
 /// Temporary files are private to their owner; a recommendation is for the job that runs next.
@@ -92,4 +133,38 @@ pub enum ReportError {
     /// A value that YAML cannot hold.
     #[error("cannot write the recommendation as YAML")]
     Yaml(#[from] serde_yaml::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_written_to_and_not_replaced() {
+        assert!(matches!(destination(Path::new("/dev/null")), Ok(Destination::Device)));
+    }
+
+    #[test]
+    fn a_link_is_kept_and_what_it_points_to_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let meant = file.canonicalize().unwrap();
+        assert!(matches!(destination(&link), Ok(Destination::File(path)) if path == meant));
+    }
+
+    #[test]
+    fn what_is_neither_a_file_nor_a_device_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert!(Recommendation::check_writable(&socket).is_err());
+        assert!(Recommendation::check_writable(folder.path()).is_err());
+    }
+
+    #[test]
+    fn what_has_no_end_is_no_recommendation() {
+        assert!(matches!(Recommendation::read(Path::new("/dev/zero")), Err(ReportError::Read { .. })));
+    }
 }

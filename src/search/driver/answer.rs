@@ -1,11 +1,9 @@
 //! The answer so far: made of the history, written to the recommendation file, and noted in the journal.
 
-use std::path::Path;
-
 use super::{DriverError, End, Running, StudyResult};
 use crate::progress::Event;
 use crate::report::Recommendation;
-use crate::report::recommendation::{ReportError, Source};
+use crate::report::recommendation::Source;
 use crate::search::recommend::standing;
 use crate::trial::journal::Entry;
 
@@ -54,14 +52,4 @@ impl Running<'_> {
         });
         Ok(StudyResult { end, recommendation, history: self.history })
     }
-}
-
-/// Refuses an output that cannot be written before any trial is run for it.
-pub(super) fn check_writable(output: &Path) -> Result<(), ReportError> {
-    let failed = |source| ReportError::Write { path: output.to_owned(), source };
-    if output.is_dir() {
-        return Err(failed(std::io::Error::from(std::io::ErrorKind::IsADirectory)));
-    }
-    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    tempfile::Builder::new().prefix(".recommendation").tempfile_in(folder).map(drop).map_err(failed)
 }

@@ -4,7 +4,7 @@
 //! a running study by itself. It holds the process number for the message to a second run.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use super::JournalError;
@@ -24,6 +24,10 @@ impl StudyLock {
     /// Locks `study`, which is made if it is not there.
     pub fn acquire(study: &Path) -> Result<Self, JournalError> {
         let failed = |source| JournalError::Study { study: study.to_owned(), source };
+        // Workers are told of it in JSON, which holds no other path: they would wait for it in vain.
+        if study.to_str().is_none() {
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "its path is not UTF-8")));
+        }
         fs::create_dir_all(study).map_err(failed)?;
         let path = study.join(FILE_NAME);
         let mut file =
@@ -53,4 +57,18 @@ fn pid_in(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.take(32).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_workers_cannot_be_told_is_refused_before_anything_is_made() {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = tempfile::tempdir().unwrap();
+        let study = folder.path().join(std::ffi::OsStr::from_bytes(b"\xff"));
+        assert!(matches!(StudyLock::acquire(&study), Err(JournalError::Study { .. })));
+        assert!(!study.exists());
+    }
 }
