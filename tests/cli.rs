@@ -287,6 +287,16 @@ fn an_unwritable_output_is_refused_before_any_trial() {
 }
 
 #[test]
+fn the_configuration_is_not_overwritten_by_its_answer() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}");
+    let before = std::fs::read_to_string(&config).unwrap();
+    let output = tune(folder.path()).arg("--config").arg(&config).args(["--output", "./small.yaml"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert_eq!(std::fs::read_to_string(&config).unwrap(), before);
+}
+
+#[test]
 fn a_log_that_cannot_be_written_changes_no_exit_code() {
     let folder = TempDir::new().unwrap();
     let config = small_config(folder.path(), "target: {batch_size: 2}\nmemory: {limit: 16KiB}");

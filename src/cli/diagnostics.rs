@@ -37,9 +37,10 @@ pub(super) fn install(role: Role) {
     };
 }
 
-/// Colour is for terminals, and for nobody who sets `NO_COLOR`.
+/// Colour is for terminals that know it, and for nobody who sets `NO_COLOR`.
 fn colour() -> bool {
-    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    std::io::stderr().is_terminal() && !is_dumb && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Prints an error with its causes, once. Configuration errors point into the file.

@@ -318,9 +318,12 @@ pub fn main(registry: &Registry) -> ExitCode {
         return crate::trial::worker::main(registry);
     }
     diagnostics::install(Role::Command);
-    match dispatch(cli, registry) {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
+    // A panic is a bug of ours, and has the exit code that is documented for one: Rust's own is 101. Its message was
+    // printed by the panic hook.
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| dispatch(cli, registry))) {
+        Err(_) => ExitCode::from(exit_code::BUG),
+        Ok(Ok(code)) => ExitCode::from(code),
+        Ok(Err(error)) => {
             diagnostics::print(&error);
             ExitCode::from(error.exit_code())
         }

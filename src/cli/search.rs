@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::exit_code;
 use crate::model::Registry;
 use crate::progress::{self, Event, ProgressMode, Reporter, say};
+use crate::report::recommendation::ReportError;
 use crate::report::table;
 use crate::search::driver::{DriverError, End, Study};
 use crate::search::knowledge::Nothing;
@@ -39,6 +40,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         print_result(&dry_run(plan))?;
         return Ok(exit_code::SAFE);
     }
+    refuse_config_as_output(args)?;
     let folder = args.study.clone().unwrap_or_else(|| default_study(&plan.name));
     let lock = StudyLock::acquire(&folder).map_err(|error| Error::Driver(DriverError::Journal(error)))?;
     let interrupt = Interrupt::default();
@@ -96,6 +98,17 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         print_result(&table::summary(&result.history, &result.recommendation))?;
     }
     Ok(exit_code_of(&result.end))
+}
+
+/// A recommendation in place of the configuration that it is of would lose the latter.
+fn refuse_config_as_output(args: &SearchArgs) -> Result<(), ReportError> {
+    match (args.plan.path().canonicalize(), args.output.canonicalize()) {
+        (Ok(config), Ok(output)) if config == output => {
+            let source = std::io::Error::other("it is the configuration");
+            Err(ReportError::Write { path: args.output.clone(), source })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Writes and prints an answer that is known already.

@@ -13,6 +13,13 @@ impl Loaded {
     /// Refuses a plan whose model or data this binary cannot build.
     pub fn validate(&self, registry: &Registry) -> Result<(), ConfigError> {
         let plan = &self.plan;
+        if Space::new(plan).pairs().is_empty() {
+            let target = plan.target.batch_size;
+            return Err(self.source.error_at(
+                "search.accumulation_steps",
+                format!("no micro-batch size times these steps gives the target of `{target}` (hint: `auto`, or set `target.tolerance`)"),
+            ));
+        }
         let input = registry.input(&plan.model).map_err(|error| {
             let key = match &error {
                 ModelError::UnknownFamily { .. } => "model.family".to_owned(),
@@ -75,6 +82,14 @@ mod tests {
         let loaded = load("model:\n  family: gtp\ntarget: {batch_size: 8}\n");
         let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
         assert!(message.starts_with("model.yaml:2:11: model.family: "), "{message}");
+    }
+
+    #[test]
+    fn accumulation_that_never_meets_the_target_is_refused() {
+        let loaded =
+            load("model: {family: gpt, preset: nano}\ntarget: {batch_size: 4}\nsearch: {accumulation_steps: [3]}\n");
+        let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
+        assert!(message.contains("gives the target of `4`"), "{message}");
     }
 
     #[test]

@@ -40,7 +40,12 @@ impl Running<'_> {
 
     pub(super) fn finish(mut self, end: End) -> Result<StudyResult, DriverError> {
         let recommendation = self.recommendation();
-        recommendation.write(&self.study.output)?;
+        // A study that was cut short before it found anything has nothing to say, least of all over an answer that an
+        // earlier one left in the same file.
+        let cut_short = matches!(end, End::Interrupted | End::BudgetEnded);
+        if !(cut_short && recommendation.recommended.is_none() && self.study.output.exists()) {
+            recommendation.write(&self.study.output)?;
+        }
         let status = recommendation.status.name().to_owned();
         // What is in the file in the end is in the journal too: it is what a finished study offers again.
         self.note(&Entry::Recommended { recommendation: serde_json::to_value(&recommendation).unwrap_or_default() });

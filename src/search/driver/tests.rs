@@ -141,6 +141,18 @@ fn a_budget_of_trials_ends_with_an_unverified_answer() {
 }
 
 #[test]
+fn a_study_cut_short_with_nothing_found_leaves_an_earlier_answer_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(64);
+    let output = folder.path().join("recommendation.yaml");
+    std::fs::write(&output, "an earlier answer").unwrap();
+    let mut executor = ScriptedExecutor::new(|_| Script::Ends(Outcome::Cancelled));
+    let result = study_in(folder.path(), &plan, &mut executor, Vec::new()).unwrap();
+    assert_eq!(result.end, End::BudgetEnded);
+    assert_eq!(std::fs::read_to_string(&output).unwrap(), "an earlier answer");
+}
+
+#[test]
 fn a_cancelled_trial_is_not_held_against_its_point() {
     let folder = tempfile::tempdir().unwrap();
     let plan = plan(64);
