@@ -88,6 +88,15 @@ mod pytorch {
     }
 
     #[test]
+    fn recordings_in_the_wrong_order_name_no_largest_batch() {
+        let [two, three] = ["gpt2_medium_b2.pickle", "gpt2_medium_b3.pickle"].map(events);
+        let swapped = forecaster(&[(3, two), (2, three)]);
+        let report = swapped.report(&Request::of(&[8]), &conditions(40 * GIB)).unwrap();
+        assert_ne!(report.method, Method::Exact);
+        assert_eq!(report.largest_batch_size, None);
+    }
+
+    #[test]
     fn resnet50_does_not_align_and_lines_stay_within_three_percent() {
         let forecaster = probes("resnet50", [8, 16]);
         assert!(matches!(forecaster.reason(), Reason::Misaligned(_)), "{}", forecaster.reason());

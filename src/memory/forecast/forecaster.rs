@@ -155,7 +155,8 @@ impl Forecaster {
     ) -> Result<Option<usize>, ForecastError> {
         // What cannot be forecast at one size cannot be at another.
         self.events(RunShape { batch_size: MIN_BATCH_SIZE, ..request.shape(usize::MAX) })?;
-        if conditions.limit_bytes == u64::MAX || matches!(self.basis, Basis::Nothing) {
+        let unanswerable = matches!(self.basis, Basis::Nothing) || lines.is_some_and(|lines| !lines.grow());
+        if conditions.limit_bytes == u64::MAX || unanswerable {
             return Ok(None);
         }
         Ok(largest_batch_size(&Question { forecaster: self, lines, request, conditions }))

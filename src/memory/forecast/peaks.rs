@@ -63,6 +63,13 @@ impl PeakLines {
         Self(probes.iter().map(peaks).collect())
     }
 
+    /// Whether a larger batch took more. Where it did not (recordings named in the wrong order, say), lines through the
+    /// peaks lead to no largest batch.
+    pub(super) fn grow(&self) -> bool {
+        let [.., (_, low), (_, high)] = self.0.as_slice() else { return false };
+        high.allocated > low.allocated && high.reserved >= low.reserved
+    }
+
     /// The peaks at a batch size, on the lines through the two largest probes.
     pub(super) fn at(&self, batch_size: usize) -> Peaks {
         continued(&self.0, batch_size)
