@@ -149,6 +149,15 @@ fn a_budget_that_ends_first_leaves_an_unverified_answer_that_a_larger_one_comple
     assert_eq!(yaml(&folder.path().join("recommendation.yaml"))["status"], "safe");
 }
 
+/// A journal's line with another batch size in its recommendation.
+fn edit_recommended(line: &str) -> String {
+    let mut entry: serde_json::Value = serde_json::from_str(line).unwrap();
+    if entry["entry"] == "recommended" {
+        entry["recommendation"]["recommended"]["batch_size"] = 999.into();
+    }
+    entry.to_string()
+}
+
 #[test]
 fn a_finished_answer_is_offered_again_unless_a_fresh_one_is_asked_for() {
     let folder = TempDir::new().unwrap();
@@ -164,6 +173,14 @@ fn a_finished_answer_is_offered_again_unless_a_fresh_one_is_asked_for() {
     assert!(stderr(&second).contains("--fresh") && !stderr(&second).contains("trial 1"), "{}", stderr(&second));
     assert_eq!(std::fs::read_to_string(folder.path().join("recommendation.yaml")).unwrap(), answer);
     assert_eq!(first.stdout, second.stdout);
+
+    // An edited journal is not believed: the answer must be the one that a soak in it proves.
+    let journal = folder.path().join(".tune/small/journal.jsonl");
+    let kept = std::fs::read_to_string(&journal).unwrap();
+    let edited: Vec<String> = kept.lines().map(edit_recommended).collect();
+    std::fs::write(&journal, edited.join("\n") + "\n").unwrap();
+    let third = run(&[]);
+    assert!(stderr(&third).contains("trial 1"), "{}", stderr(&third));
 
     let fresh = run(&["--fresh"]);
     assert!(fresh.status.success() && stderr(&fresh).contains("trial 1"), "{}", stderr(&fresh));

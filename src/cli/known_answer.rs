@@ -11,7 +11,8 @@ use crate::config::Plan;
 use crate::device::DeviceFacts;
 use crate::report::Recommendation;
 use crate::search::recommend::Status;
-use crate::search::{History, JudgedTrial};
+use crate::search::{History, JudgedTrial, Space, rules};
+use crate::trial::Point;
 use crate::trial::journal::{self, Contents, Entry, Journal};
 
 /// What a study directory holds for a plan.
@@ -40,14 +41,14 @@ pub(super) fn find(plan: &Plan, study: &Path) -> Found {
     if contents.header.expect_plan(&plan.sha256()).is_err() {
         return Found::Nothing;
     }
-    match answer(&contents) {
+    match answer(&contents, plan) {
         Some(answer) => Found::Answer(Box::new(answer)),
         None if contents.finished().next().is_some() => Found::Unfinished,
         None => Found::Nothing,
     }
 }
 
-fn answer(contents: &Contents) -> Option<Answer> {
+fn answer(contents: &Contents, plan: &Plan) -> Option<Answer> {
     let concluded = contents.entries.iter().rev().find_map(|entry| match entry {
         Entry::Concluded { status } => Some(status.as_str()),
         // A trial after the last conclusion is of a study that was taken up again.
@@ -67,10 +68,28 @@ fn answer(contents: &Contents) -> Option<Answer> {
         let verdict = serde_json::from_value(verdict.clone()).unwrap_or_default();
         history.tell(JudgedTrial { record: record.clone(), verdict });
     }
-    (recommendation.status == Status::Safe).then(|| Answer {
+    (recommendation.status == Status::Safe && is_proved(&recommendation, &history, plan)).then(|| Answer {
         recommendation,
         history,
         started: contents.header.started.clone(),
+    })
+}
+
+/// Whether the journal holds the soak that the answer rests on, judged again. A journal can be edited; what it says of
+/// itself is not taken for granted.
+fn is_proved(recommendation: &Recommendation, history: &History, plan: &Plan) -> bool {
+    let Some(recommended) = &recommendation.recommended else { return false };
+    let same = |point: &Point| {
+        (point.batch_size, point.accumulation_steps) == (recommended.batch_size, recommended.accumulation_steps)
+            && (point.loader_workers, point.prefetch_depth, point.device_prefetch)
+                == (recommended.loader_workers, recommended.prefetch_depth, recommended.device_prefetch)
+    };
+    history.trials().iter().map(|trial| &trial.record).any(|record| {
+        record.spec.is_soak()
+            && record.completed()
+            && same(&record.spec.point)
+            && Space::new(plan).meets_target(&record.spec.point)
+            && rules::judge(record, &plan.safety).passed()
     })
 }
 
