@@ -11,7 +11,7 @@ use crate::text::harmless;
 pub(super) fn run(args: &ExplainOomArgs) -> Result<u8, Error> {
     let text = input::text(&args.file)?;
     let explanation = oom::explain(&text, args.conf.as_deref());
-    match args.form() {
+    match Form::of(args.json) {
         Form::Json => print_result(&format!("{}\n", super::to_json(&explanation)))?,
         Form::Table => print_result(&words(&explanation))?,
     }

@@ -82,7 +82,7 @@ pub(super) fn run(args: &ForecastArgs) -> Result<u8, Error> {
     let conditions = Conditions { limit_bytes, make_policy: &make_policy };
     let request = Request { batch_sizes: args.to.clone(), updates: args.updates, partial_batch_size: args.last_batch };
     let report = Forecaster::new(&probes).report(&request, &conditions).map_err(ForecastInputError::from)?;
-    match args.form() {
+    match Form::of(args.json) {
         Form::Json => print_result(&format!("{}\n", super::to_json(&report)))?,
         Form::Table => print_result(&table(&report, args.limit))?,
     }

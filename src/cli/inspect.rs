@@ -25,7 +25,7 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Error> {
     if let Some(path) = &args.export {
         export(&recording, path)?;
     }
-    match args.form() {
+    match Form::of(args.json) {
         Form::Json => print_result(&format!("{}\n", super::to_json(&inspection)))?,
         Form::Table => print_result(&table(&args.file, &inspection))?,
     }

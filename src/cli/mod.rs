@@ -205,12 +205,6 @@ struct ForecastArgs {
     json: bool,
 }
 
-impl ForecastArgs {
-    fn form(&self) -> Form {
-        Form::of(self.json)
-    }
-}
-
 #[derive(Debug, Args)]
 struct InspectArgs {
     /// A snapshot of `torch.cuda.memory._dump_snapshot`, a batchtune trace or an RMM log
@@ -289,24 +283,6 @@ enum Form {
 impl Form {
     fn of(json: bool) -> Self {
         if json { Self::Json } else { Self::Table }
-    }
-}
-
-impl InspectArgs {
-    fn form(&self) -> Form {
-        Form::of(self.json)
-    }
-}
-
-impl ReplayArgs {
-    fn form(&self) -> Form {
-        Form::of(self.json)
-    }
-}
-
-impl ExplainOomArgs {
-    fn form(&self) -> Form {
-        Form::of(self.json)
     }
 }
 

@@ -14,14 +14,14 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Error> {
     let limit_bytes = args.limit.map(|limit| limit.0);
     if args.compare {
         let reports = compare::compare(&trace, limit_bytes)?;
-        match args.form() {
+        match Form::of(args.json) {
             Form::Json => print_result(&format!("{}\n", super::to_json(&reports)))?,
             Form::Table => print_result(&ranking(&reports))?,
         }
         return Ok(exit_code::SAFE);
     }
     let report = compare::report(&trace, &ReplayOptions { conf: conf(args, &trace.conf)?, limit_bytes })?;
-    match args.form() {
+    match Form::of(args.json) {
         Form::Json => print_result(&format!("{}\n", super::to_json(&report)))?,
         Form::Table => print_result(&table(&report))?,
     }

@@ -114,6 +114,26 @@ pub struct MemorySample {
     pub host_available_bytes: Option<u64>,
 }
 
+impl MemorySample {
+    /// The figures of a pool after `step` steps: what a device's own allocator says, the rates included. What only the
+    /// device knows (the largest request, how L was found, a shadow, the host's memory) is filled in by the caller.
+    pub fn of(step: u32, state: &PoolState) -> Self {
+        Self {
+            step,
+            allocated_bytes: state.allocated_bytes,
+            reserved_bytes: state.reserved_bytes,
+            limit_bytes: state.limit_bytes,
+            peak_allocated_bytes: state.peak_allocated_bytes,
+            peak_reserved_bytes: state.peak_reserved_bytes,
+            largest_satisfiable_bytes: state.largest_satisfiable_bytes,
+            unreleasable_bytes: state.unreleasable_bytes,
+            allocated_blocks: state.allocated_blocks,
+            rates: Rates::of(state),
+            ..Self::default()
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,7 +19,7 @@ use super::{
     AllocatorKind, DeviceChoice, DeviceError, DeviceFacts, DeviceSession, EventSink, LargestRequest, LimitSpec,
     MemorySample, Phase, PoolState, StepError, facts,
 };
-use crate::memory::{Event, Mark, Player, Rates, policy};
+use crate::memory::{Event, Mark, Player, policy};
 use crate::units::{Bytes, MIB};
 
 mod allocator;
@@ -142,21 +142,7 @@ impl DeviceSession for VirtualDevice {
         let state = self.state();
         let largest_request_bytes = self.player.largest_request_bytes();
         self.player.start_window();
-        MemorySample {
-            step,
-            allocated_bytes: state.allocated_bytes,
-            reserved_bytes: state.reserved_bytes,
-            limit_bytes: state.limit_bytes,
-            peak_allocated_bytes: state.peak_allocated_bytes,
-            peak_reserved_bytes: state.peak_reserved_bytes,
-            largest_satisfiable_bytes: state.largest_satisfiable_bytes,
-            largest_satisfiable_estimated: false,
-            largest_request_bytes,
-            unreleasable_bytes: state.unreleasable_bytes,
-            allocated_blocks: state.allocated_blocks,
-            rates: Rates::of(&state),
-            ..MemorySample::default()
-        }
+        MemorySample { largest_request_bytes, ..MemorySample::of(step, &state) }
     }
 
     fn state(&mut self) -> PoolState {

@@ -265,21 +265,10 @@ impl DeviceSession for CudaSession {
         state.largest_satisfiable_bytes = probed.unwrap_or(estimate);
         self.start_window();
         MemorySample {
-            step,
-            allocated_bytes: state.allocated_bytes,
-            reserved_bytes: state.reserved_bytes,
-            limit_bytes: state.limit_bytes,
-            peak_allocated_bytes: state.peak_allocated_bytes,
-            peak_reserved_bytes: state.peak_reserved_bytes,
-            largest_satisfiable_bytes: state.largest_satisfiable_bytes,
             largest_satisfiable_estimated: probed.is_none(),
             largest_request_bytes: counts.largest_request_bytes,
-            unreleasable_bytes: state.unreleasable_bytes,
-            allocated_blocks: state.allocated_blocks,
-            rates: Rates::of(&state),
-            host_bytes: None,
-            host_available_bytes: None,
             shadow: self.shadow.as_ref().and_then(Shadow::sample).map(|sample| Rates::of(&sample.state)),
+            ..MemorySample::of(step, &state)
         }
     }
 
