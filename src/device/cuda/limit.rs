@@ -8,7 +8,7 @@ use crate::units::{Bytes, Fraction, GIB, MIB};
 const DEFAULT_SHARE: Fraction = Fraction(0.85);
 /// What the default limit leaves of the memory that is free at the start: kernels and library workspaces that are
 /// loaded later.
-const DEFAULT_RESERVE_BYTES: u64 = GIB;
+pub(super) const DEFAULT_RESERVE_BYTES: u64 = GIB;
 /// A pool below this could not hold one training step of anything. To the driver, a limit of 0 would mean none.
 pub(super) const MINIMUM_BYTES: u64 = 64 * MIB;
 

@@ -157,7 +157,7 @@ impl CudaSession {
             allocated_bytes: counts.live_bytes,
             requested_bytes: counts.live_bytes,
             reserved_bytes: figures.reserved_bytes,
-            limit_bytes: self.facts.limit_bytes,
+            limit_bytes: self.pool.limit_bytes(),
             peak_allocated_bytes: counts.peak_bytes,
             peak_reserved_bytes: figures.peak_reserved_bytes,
             // The driver remaps pages, so what it holds free can serve as one block.
@@ -171,7 +171,7 @@ impl CudaSession {
 
     /// C − A: what could be had if nothing were in pieces.
     fn free_bytes(&self) -> u64 {
-        self.facts.limit_bytes.saturating_sub(hook::counts().live_bytes)
+        self.pool.limit_bytes().saturating_sub(hook::counts().live_bytes)
     }
 
     fn probe(&mut self) -> Option<u64> {
@@ -181,6 +181,44 @@ impl CudaSession {
             .ok()
     }
 
+    /// Makes the pool one with this limit. The driver fixes a pool's limit when it is made, so another limit takes
+    /// another pool.
+    fn set_pool_limit(&mut self, limit_bytes: u64) -> Result<(), StepError> {
+        if self.pool.limit_bytes() == limit_bytes {
+            return Ok(());
+        }
+        let pool = Pool::create(Arc::clone(&self.context), limit_bytes).map_err(Self::device_error)?;
+        // Dropping the old one makes the device's default pool current, so the new one comes after it.
+        drop(std::mem::replace(&mut self.pool, pool));
+        self.pool.make_current().map_err(Self::device_error)
+    }
+
+    /// What a pool could hold beside everything that is on the card already.
+    fn room_bytes(&self) -> u64 {
+        let free_bytes = self.card.memory().map_or(0, |memory| memory.free_bytes);
+        free_bytes.saturating_add(self.figures().reserved_bytes).saturating_sub(limit::DEFAULT_RESERVE_BYTES)
+    }
+
+    /// Starts a trial under a limit of its own.
+    fn begin_under(&mut self, limit_bytes: u64) -> Result<(), StepError> {
+        self.stream.synchronize().map_err(Self::device_error)?;
+        self.trim();
+        let live_bytes = hook::counts().live_bytes;
+        if live_bytes > BASELINE_BYTES {
+            let live = Bytes(live_bytes);
+            return Err(StepError::Device(format!("{live} of tensors are left over from before the trial")));
+        }
+        self.set_pool_limit(limit_bytes)?;
+        self.card.wait_for_room(self.facts.limit_bytes, self.figures().reserved_bytes).map_err(StepError::Device)?;
+        self.refresh_external();
+        // A fresh one, with nothing allocated.
+        self.shadow = shadow_of(self.planned, limit_bytes).map_err(|error| StepError::Device(error.to_string()))?;
+        self.restart_recording();
+        self.start_window();
+        hook::take_failure();
+        Ok(())
+    }
+
     fn out_of_memory(&self) -> OutOfMemory {
         let failure = hook::failure();
         OutOfMemory {
@@ -188,7 +226,7 @@ impl CudaSession {
             requested_bytes: failure.map_or(0, |failure| failure.bytes),
             allocated_bytes: failure.map_or_else(|| hook::counts().live_bytes, |failure| failure.live_bytes),
             reserved_bytes: self.figures().reserved_bytes,
-            limit_bytes: self.facts.limit_bytes,
+            limit_bytes: self.pool.limit_bytes(),
         }
     }
 
@@ -213,22 +251,11 @@ impl DeviceSession for CudaSession {
     }
 
     fn begin_trial(&mut self) -> Result<(), StepError> {
-        self.stream.synchronize().map_err(Self::device_error)?;
-        self.trim();
-        let live_bytes = hook::counts().live_bytes;
-        if live_bytes > BASELINE_BYTES {
-            let live = Bytes(live_bytes);
-            return Err(StepError::Device(format!("{live} of tensors are left over from before the trial")));
-        }
-        self.card.wait_for_room(self.facts.limit_bytes, self.figures().reserved_bytes).map_err(StepError::Device)?;
-        self.refresh_external();
-        // A fresh one, with nothing allocated.
-        self.shadow =
-            shadow_of(self.planned, self.facts.limit_bytes).map_err(|error| StepError::Device(error.to_string()))?;
-        self.restart_recording();
-        self.start_window();
-        hook::take_failure();
-        Ok(())
+        self.begin_under(self.facts.limit_bytes)
+    }
+
+    fn begin_probe(&mut self) -> Result<(), StepError> {
+        self.begin_under(self.room_bytes().max(self.facts.limit_bytes))
     }
 
     fn begin_step(&mut self, step: u32) {
