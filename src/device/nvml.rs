@@ -109,24 +109,33 @@ impl Monitor {
     /// process holds itself, by its own account: used memory that neither it nor a listed process explains is put
     /// down to an unknown one.
     pub fn others(&self, id: CardId<'_>, own_bytes: u64) -> Result<Vec<CardProcess>, NvmlUnavailable> {
+        let seen = self
+            .holders(id)?
+            .into_iter()
+            .map(|(pid, bytes)| CardProcess { pid: Some(pid), name: process_name(pid), bytes })
+            .collect();
+        Ok(accounted(seen, std::process::id(), self.used_bytes(id)?.saturating_sub(own_bytes)))
+    }
+
+    /// What is used of a card's memory, by whomever.
+    pub fn used_bytes(&self, id: CardId<'_>) -> Result<u64, NvmlUnavailable> {
+        Ok(self.device(id)?.memory_info()?.used)
+    }
+
+    /// The numbers of the processes that hold memory of a card, as the driver counts processes, and what each holds
+    /// where it tells.
+    pub fn holders(&self, id: CardId<'_>) -> Result<Vec<(u32, Option<u64>)>, NvmlUnavailable> {
         let device = self.device(id)?;
         let mut listed = device.running_compute_processes()?;
         // Not every card has graphics; that it has none is no reason to tell nothing.
         listed.extend(device.running_graphics_processes().unwrap_or_default());
         listed.sort_by_key(|process| process.pid);
         listed.dedup_by_key(|process| process.pid);
-        let seen = listed
-            .into_iter()
-            .map(|process| CardProcess {
-                pid: Some(process.pid),
-                name: process_name(process.pid),
-                bytes: match process.used_gpu_memory {
-                    UsedGpuMemory::Used(bytes) => Some(bytes),
-                    UsedGpuMemory::Unavailable => None,
-                },
-            })
-            .collect();
-        Ok(accounted(seen, std::process::id(), device.memory_info()?.used.saturating_sub(own_bytes)))
+        let holders = listed.into_iter().map(|process| match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => (process.pid, Some(bytes)),
+            UsedGpuMemory::Unavailable => (process.pid, None),
+        });
+        Ok(holders.collect())
     }
 
     fn device(&self, id: CardId<'_>) -> Result<nvml_wrapper::Device<'_>, NvmlUnavailable> {

@@ -15,6 +15,7 @@ pub mod measure;
 pub mod outcome;
 pub mod process;
 pub mod protocol;
+pub mod spawn;
 pub mod spec;
 pub mod statistics;
 pub mod worker;

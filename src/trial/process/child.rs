@@ -16,12 +16,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased};
-use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
-use super::group::has_living_member;
+use super::group::{await_vanishing, watch_end};
 use super::reader::{Line, LogTail, read_log, read_messages};
 use super::{Patience, WorkerCommand};
 use crate::trial::executor::ExecutorError;
@@ -30,13 +28,11 @@ use crate::trial::protocol::{FromWorker, ToWorker};
 /// Messages that may wait to be looked at.
 const MESSAGES: usize = 256;
 /// Log lines that may wait to be shown; more are only kept in the tail.
-const LOG_LINES: usize = 256;
+pub(in crate::trial) const LOG_LINES: usize = 256;
 /// After SIGKILL, for the kernel to end the process. Longer, and it hangs in a driver's system call.
-const DEATH: Duration = Duration::from_secs(5);
+pub(in crate::trial) const DEATH: Duration = Duration::from_secs(5);
 /// After the end of the leader, for its log to be read to the end and its group to vanish.
-const AFTERMATH: Duration = Duration::from_secs(1);
-/// Between two looks at whether the group has vanished.
-const GROUP_POLL: Duration = Duration::from_millis(5);
+pub(in crate::trial) const AFTERMATH: Duration = Duration::from_secs(1);
 
 /// One thing seen of a worker.
 #[derive(Debug)]
@@ -57,10 +53,10 @@ pub(super) enum Seen {
     Nothing,
 }
 
-/// How to end a worker.
+/// How to end a process that runs a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Manner {
-    /// Let it leave; then SIGTERM; then SIGKILL.
+pub enum Manner {
+    /// Let it leave, if it can be asked; then SIGTERM; then SIGKILL.
     Gently,
     /// SIGKILL.
     AtOnce,
@@ -109,7 +105,6 @@ impl Worker {
         let (input, lines_in) = bounded::<Vec<u8>>(16);
         let (lines_out, messages) = bounded(MESSAGES);
         let (log_lines, logs) = bounded(LOG_LINES);
-        let (exit, exits) = bounded(1);
         let tail = LogTail::default();
         // Writing may block on a worker that does not read, so it has a thread of its own.
         if let Some(mut stdin) = child.stdin.take() {
@@ -128,18 +123,13 @@ impl Worker {
             let tail = tail.clone();
             thread::spawn(move || read_log(stderr, &tail, &log_lines));
         }
-        thread::spawn(move || {
-            // An error other than an interruption also means that there is no running child to wait for.
-            while waitid(Id::Pid(id), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
-            let _ = exit.send(());
-        });
         Ok(Self {
             child,
             group: id,
             input: Some(input),
             messages,
             logs: Some(logs),
-            exits,
+            exits: watch_end(id),
             tail,
             state: State::Running,
         })
@@ -248,9 +238,7 @@ impl Worker {
         let until = Instant::now() + AFTERMATH;
         while self.logs.as_ref().is_some_and(|logs| logs.recv_deadline(until).is_ok()) {}
         self.logs = None;
-        while has_living_member(self.group) && Instant::now() < until {
-            thread::sleep(GROUP_POLL);
-        }
+        await_vanishing(self.group, until);
     }
 }
 

@@ -1,14 +1,39 @@
-//! Whether a process group still has a living member.
+//! Watching a process, and the group it leads, to their end.
 
 use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, bounded};
 use nix::errno::Errno;
 use nix::sys::signal::killpg;
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
+
+/// Between two looks at whether the group has vanished.
+const GROUP_POLL: Duration = Duration::from_millis(5);
+
+/// Says once when the child `process` has ended, and leaves it a zombie, so that its number stays its own.
+pub(in crate::trial) fn watch_end(process: Pid) -> Receiver<()> {
+    let (exit, exits) = bounded(1);
+    thread::spawn(move || {
+        // An error other than an interruption also means that there is no running child to wait for.
+        while waitid(Id::Pid(process), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
+        let _ = exit.send(());
+    });
+    exits
+}
+
+/// Waits until nothing in `group` lives any more, which SIGKILL has decided already, but for no longer than `until`.
+pub(in crate::trial) fn await_vanishing(group: Pid, until: Instant) {
+    while has_living_member(group) && Instant::now() < until {
+        thread::sleep(GROUP_POLL);
+    }
+}
 
 /// Whether any member of `group` still runs. A zombie does not: its memory and its devices are given back, and it only
 /// waits for its parent (often init, which may take its time) to ask for its status.
-pub(super) fn has_living_member(group: Pid) -> bool {
+fn has_living_member(group: Pid) -> bool {
     // Signal 0 only asks.
     if killpg(group, None) == Err(Errno::ESRCH) {
         return false;

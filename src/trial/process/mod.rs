@@ -32,14 +32,15 @@ use crate::device::DeviceFacts;
 use crate::memory::LimitSpec;
 use crate::units::Bytes;
 
-mod child;
+pub(in crate::trial) mod child;
 mod config;
 mod follow;
-mod group;
+pub(in crate::trial) mod group;
 mod host_memory;
-mod reader;
+pub(in crate::trial) mod reader;
 
-use child::{Manner, Seen, Worker};
+pub use child::Manner;
+use child::{Seen, Worker};
 pub use config::{Patience, ProcessConfig, WorkerCommand};
 use follow::{Ending, Watch};
 pub use host_memory::OomKills;

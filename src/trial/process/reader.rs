@@ -72,7 +72,7 @@ fn excerpt(line: &[u8]) -> String {
 }
 
 /// `text` with control characters escaped, so that a terminal shows it and does not obey it.
-pub(super) fn printable(text: &str) -> String {
+pub(in crate::trial) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
         if character.is_control() && character != '\t' {
@@ -84,9 +84,9 @@ pub(super) fn printable(text: &str) -> String {
     shown
 }
 
-/// The last lines of a worker's log.
+/// The last lines of a process's log.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LogTail(Arc<Mutex<Tail>>);
+pub(in crate::trial) struct LogTail(Arc<Mutex<Tail>>);
 
 #[derive(Debug, Default)]
 struct Tail {
@@ -106,14 +106,14 @@ impl LogTail {
     }
 
     /// The lines, one below the other.
-    pub(super) fn text(&self) -> String {
+    pub(in crate::trial) fn text(&self) -> String {
         let tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         tail.lines.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
     }
 }
 
 /// Reads the log until it ends. Every line goes to the tail; those that find `lines` full are not passed on.
-pub(super) fn read_log(log: impl Read, tail: &LogTail, lines: &Sender<String>) {
+pub(in crate::trial) fn read_log(log: impl Read, tail: &LogTail, lines: &Sender<String>) {
     let mut log = BufReader::new(log);
     let mut bytes = Vec::new();
     let mut listened_to = true;
