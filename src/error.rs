@@ -102,7 +102,7 @@ impl Error {
             Self::Driver(error) => match error {
                 DriverError::Executor(error) => match error {
                     ExecutorError::DeviceUnavailable(_) => exit_code::DEVICE_UNAVAILABLE,
-                    ExecutorError::Workload(_) => exit_code::USAGE,
+                    ExecutorError::Workload(_) | ExecutorError::Scratch { .. } => exit_code::USAGE,
                     ExecutorError::Cancelled => exit_code::INTERRUPTED,
                     ExecutorError::Spawn { .. } | ExecutorError::Startup { .. } => exit_code::WORKLOAD_FAILS,
                 },

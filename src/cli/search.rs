@@ -17,6 +17,7 @@ use std::time::Instant;
 use super::known_answer::{self, Answer};
 use super::{SearchArgs, check, print_result};
 use crate::config::Plan;
+use crate::config::plan::Subject;
 use crate::error::Error;
 use crate::exit_code;
 use crate::model::Registry;
@@ -26,6 +27,7 @@ use crate::report::table;
 use crate::search::driver::{DriverError, End, Study};
 use crate::search::knowledge::Nothing;
 use crate::search::{Ask, History, strategy};
+use crate::trial::command::{CommandConfig, CommandExecutor};
 use crate::trial::journal::{Header, Journal, StudyLock};
 use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
 use crate::trial::{Executor, Interrupt, TrialRecord};
@@ -45,16 +47,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let lock = StudyLock::acquire(&folder).map_err(|error| Error::Driver(DriverError::Journal(error)))?;
     let interrupt = Interrupt::default();
     watch_for_signals(&interrupt)?;
-    let mut executor = ProcessExecutor::new(ProcessConfig {
-        command: WorkerCommand::this_program()
-            .map_err(|source| Error::Io { action: "cannot find this program", source })?,
-        workload: plan.workload(),
-        scratch: folder.clone(),
-        patience: Patience::with_step_timeout(plan.trial.timeout),
-        interrupt: interrupt.clone(),
-        deadline: Instant::now().checked_add(plan.budget.time),
-        oom_kills: OomKills::of_this_process(),
-    });
+    let mut executor = executor(plan, &folder, &interrupt)?;
     let mode = match (args.json, args.quiet) {
         (true, _) => ProgressMode::Json,
         (_, true) => ProgressMode::Quiet,
@@ -83,7 +76,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let mut opened = OpenedStudy::open(plan, lock, if args.resume { Start::Resume } else { Start::Fresh })?;
     let result = Study {
         plan,
-        executor: &mut executor,
+        executor: &mut *executor,
         journal: &mut opened.journal,
         reporter: &mut *reporter,
         output: args.output.clone(),
@@ -98,6 +91,41 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         print_result(&table::summary(&result.history, &result.recommendation))?;
     }
     Ok(exit_code_of(&result.end))
+}
+
+/// What runs the trials: workers of this program for a model, the user's own program for a command.
+fn executor(plan: &Plan, folder: &Path, interrupt: &Interrupt) -> Result<Box<dyn Executor>, Error> {
+    let scratch =
+        folder.canonicalize().map_err(|source| Error::Io { action: "cannot find the study directory", source })?;
+    let patience = Patience::with_step_timeout(plan.trial.timeout);
+    let interrupt = interrupt.clone();
+    let deadline = Instant::now().checked_add(plan.budget.time);
+    let oom_kills = OomKills::of_this_process();
+    Ok(match &plan.subject {
+        Subject::Command(command) => Box::new(CommandExecutor::new(CommandConfig {
+            command: command.clone(),
+            precision: plan.train.precision.to_string(),
+            seed: plan.seed,
+            device: plan.device,
+            limit: plan.memory.limit,
+            allocator: plan.memory.allocator,
+            scratch,
+            patience,
+            interrupt,
+            deadline,
+            oom_kills,
+        })),
+        Subject::Model(model) => Box::new(ProcessExecutor::new(ProcessConfig {
+            command: WorkerCommand::this_program()
+                .map_err(|source| Error::Io { action: "cannot find this program", source })?,
+            workload: plan.workload(model),
+            scratch,
+            patience,
+            interrupt,
+            deadline,
+            oom_kills,
+        })),
+    })
 }
 
 /// A recommendation in place of the configuration that it is of would lose the latter.

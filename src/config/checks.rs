@@ -9,12 +9,14 @@ use super::file::File;
 use super::leaf::amount::Rung;
 use super::leaf::list::Devices;
 use super::leaf::number::Whole;
+use super::leaf::text::Text;
 use super::plan::BatchSizePlan;
 use super::problem::{Problem, ProblemKind};
 use super::sections::data::Length;
 use super::source::Located;
 use crate::data::SourceKind;
 use crate::device::DeviceChoice;
+use crate::trial::command::{CommandSpec, Template};
 
 /// Rungs between nothing and the target where `step` is `auto`.
 const AUTO_RUNGS: usize = 8;
@@ -28,6 +30,8 @@ pub struct Checked {
     pub batch_size: Option<BatchSizePlan>,
     /// The data's file or folder, absolute, for sources that read one.
     pub path: Option<PathBuf>,
+    /// The program of the user's own, if it is one that is tuned.
+    pub command: Option<CommandSpec>,
 }
 
 /// Checks a file as a whole and reports what is wrong.
@@ -37,7 +41,12 @@ pub fn check(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Che
     checks.check_target();
     checks.check_lengths();
     checks.check_trials();
-    Checked { device: checks.device(), batch_size: checks.batch_size(), path: checks.data_path() }
+    Checked {
+        device: checks.device(),
+        batch_size: checks.batch_size(),
+        path: checks.data_path(),
+        command: checks.command(),
+    }
 }
 
 struct Checks<'a> {
@@ -90,6 +99,53 @@ impl Checks<'_> {
             && self.sound(&["launcher.command"])
         {
             self.missing("launcher.command", "missing", "add `command: [srun, --ntasks=1]` to `launcher`");
+        }
+    }
+
+    /// The user's own program, with its placeholders read and its folder found.
+    fn command(&mut self) -> Option<CommandSpec> {
+        let command = self.file.command.as_ref()?;
+        let mut template = |key: String, text: &str| {
+            Template::parse(text).map_err(|error| self.refuse(ProblemKind::InvalidValue, &key, &error.to_string())).ok()
+        };
+        let run: Vec<Option<Template>> =
+            command.run.iter().enumerate().map(|(at, text)| template(format!("command.run[{at}]"), &text.0)).collect();
+        let env: Vec<(String, Option<Template>)> = command
+            .env
+            .iter()
+            .map(|(name, text)| (name.clone(), template(format!("command.env.{name}"), &text.0)))
+            .collect();
+        for (name, _) in &env {
+            if name.is_empty() || name.contains(['=', '\0']) {
+                let message = format!("`{}` is no name of an environment variable", name.escape_debug());
+                self.refuse(ProblemKind::InvalidValue, &format!("command.env.{name}"), &message);
+            }
+        }
+        Some(CommandSpec {
+            run: run.into_iter().collect::<Option<_>>()?,
+            env: env.into_iter().map(|(name, value)| Some((name, value?))).collect::<Option<_>>()?,
+            cwd: self.command_folder(command.cwd.as_ref())?,
+            preload: command.preload.iter().map(|module| module.0.clone()).collect(),
+            timeout: command.timeout.duration(),
+        })
+    }
+
+    /// Where the program runs: `cwd`, else where the user is.
+    fn command_folder(&mut self, cwd: Option<&Text>) -> Option<PathBuf> {
+        let key = "command.cwd";
+        let path = cwd.map_or_else(PathBuf::new, |cwd| self.base_of(key).join(&cwd.0));
+        let folder = std::fs::canonicalize(if path.as_os_str().is_empty() { Path::new(".") } else { &path });
+        match folder {
+            Ok(folder) if folder.is_dir() && folder.to_str().is_some() => Some(folder),
+            Ok(folder) => {
+                let what = if folder.is_dir() { "its full path is not UTF-8" } else { "it is no folder" };
+                self.refuse(ProblemKind::Outside, key, what);
+                None
+            }
+            Err(error) => {
+                self.refuse(ProblemKind::Outside, key, &format!("cannot find `{}`: {error}", path.display()));
+                None
+            }
         }
     }
 
@@ -192,7 +248,10 @@ impl Checks<'_> {
     /// The data's file or folder, absolute. Sources that read none have none.
     fn data_path(&mut self) -> Option<PathBuf> {
         let key = "data.path";
-        if self.file.data.source.0 == SourceKind::Synthetic || !self.sound(&[key, "data.source"]) {
+        if self.file.command.is_some()
+            || self.file.data.source.0 == SourceKind::Synthetic
+            || !self.sound(&[key, "data.source"])
+        {
             return None;
         }
         let Some(written) = &self.file.data.path else {

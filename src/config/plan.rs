@@ -17,6 +17,7 @@ use crate::model::ModelSpec;
 use crate::search::StrategyKind;
 use crate::train::TrainSpec;
 use crate::trial::WorkloadSpec;
+use crate::trial::command::CommandSpec;
 use crate::units::Fraction;
 
 /// A resolved configuration.
@@ -28,8 +29,9 @@ pub struct Plan {
     pub name: String,
     /// Where to train.
     pub device: DeviceChoice,
-    /// What to train.
-    pub model: ModelSpec,
+    /// What to train: the key `model` or `command`.
+    #[serde(flatten)]
+    pub subject: Subject,
     /// How.
     pub train: TrainSpec,
     /// On which data.
@@ -52,17 +54,35 @@ pub struct Plan {
     pub seed: u64,
 }
 
+/// What is trained.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Subject {
+    /// A model of a family that this binary knows.
+    Model(ModelSpec),
+    /// A program of the user's own.
+    Command(CommandSpec),
+}
+
 impl Plan {
-    /// What a worker needs to know of the plan.
-    pub fn workload(&self) -> WorkloadSpec {
+    /// What a worker needs to know of the plan to train `model`.
+    pub fn workload(&self, model: &ModelSpec) -> WorkloadSpec {
         WorkloadSpec {
-            model: self.model.clone(),
+            model: model.clone(),
             train: self.train,
             data: self.data.clone(),
             device: self.device,
             limit: self.memory.limit,
             allocator: self.memory.allocator,
             seed: self.seed,
+        }
+    }
+
+    /// The user's own program, where that is what is tuned.
+    pub fn command(&self) -> Option<&CommandSpec> {
+        match &self.subject {
+            Subject::Model(_) => None,
+            Subject::Command(command) => Some(command),
         }
     }
 

@@ -7,7 +7,9 @@ use super::checks::{self, Checked};
 use super::file::File;
 use super::leaf::list::Accumulation;
 use super::leaf::number::Whole;
-use super::plan::{BatchSizePlan, BudgetPlan, MemoryPlan, Plan, SafetyPlan, SearchPlan, TargetPlan, TrialPlan};
+use super::plan::{
+    BatchSizePlan, BudgetPlan, MemoryPlan, Plan, SafetyPlan, SearchPlan, Subject, TargetPlan, TrialPlan,
+};
 use super::problem::Problem;
 use super::sections::data::Length;
 use super::sections::model::ModelFile;
@@ -18,19 +20,17 @@ use crate::train::TrainSpec;
 
 /// The plan of a file, unless a problem keeps it from having one.
 pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Option<Plan> {
-    let Checked { device, batch_size, path } = checks::check(file, located, problems);
+    let Checked { device, batch_size, path, command } = checks::check(file, located, problems);
     if !problems.is_empty() {
         return None;
     }
-    let model = model_spec(file.model.as_ref()?)?;
+    let subject = match (&file.model, command) {
+        (Some(model), _) => Subject::Model(model_spec(model)?),
+        (None, command) => Subject::Command(command?),
+    };
     Some(Plan {
         version: file.version.0,
-        name: file
-            .name
-            .as_ref()
-            .map(|name| name.0.clone())
-            .or_else(|| model.preset.clone())
-            .unwrap_or_else(|| model.family.clone()),
+        name: file.name.as_ref().map(|name| name.0.clone()).unwrap_or_else(|| default_name(&subject)),
         device,
         train: train_spec(file),
         data: DataSpec { source: file.data.source.0, path, sequence_length: length_spec(file) },
@@ -51,8 +51,15 @@ pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> O
         },
         budget: BudgetPlan { time: file.budget.time.duration(), trials: file.budget.trials.steps() },
         seed: file.seed.get(),
-        model,
+        subject,
     })
+}
+
+fn default_name(subject: &Subject) -> String {
+    match subject {
+        Subject::Model(model) => model.preset.clone().unwrap_or_else(|| model.family.clone()),
+        Subject::Command(command) => command.name(),
+    }
 }
 
 fn model_spec(model: &ModelFile) -> Option<ModelSpec> {

@@ -20,26 +20,27 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
     let source = file.data.source.0;
     let replicas = file.target.replicas.get();
     let train = &file.train;
+    // A program of the user's own does these itself.
+    let ours = file.command.is_none();
     let refusals = [
-        (file.command.is_some(), "command", "a program of your own".to_owned(), "use `model`"),
         (file.launcher.is_some(), "launcher", "a launcher".to_owned(), "remove it, or write `null`"),
         (many_devices, "devices", "more than one device".to_owned(), "use `auto`, or name one"),
         (replicas > 1, "target.replicas", format!("`{replicas}`, more than one replica,"), "use 1"),
         (
-            !matches!(train.precision.0, Precision::F32 | Precision::Bf16),
+            ours && !matches!(train.precision.0, Precision::F32 | Precision::Bf16),
             "train.precision",
             word(&train.precision),
             "use `f32` or `bf16`",
         ),
         (
-            train.gradient_checkpointing.0 != GradientCheckpointing::None,
+            ours && train.gradient_checkpointing.0 != GradientCheckpointing::None,
             "train.gradient_checkpointing",
             word(&train.gradient_checkpointing),
             "use `none`",
         ),
-        (train.batch_norm.0 != BatchNorm::Train, "train.batch_norm", word(&train.batch_norm), "use `train`"),
+        (ours && train.batch_norm.0 != BatchNorm::Train, "train.batch_norm", word(&train.batch_norm), "use `train`"),
         (
-            matches!(source, SourceKind::Tokens | SourceKind::ImageFolder | SourceKind::Cifar10),
+            ours && matches!(source, SourceKind::Tokens | SourceKind::ImageFolder | SourceKind::Cifar10),
             "data.source",
             word(&file.data.source),
             "use `synthetic` or `text`",

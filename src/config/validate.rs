@@ -3,11 +3,13 @@
 //! The other stages look at the file alone; this one asks the rooms that will use it, and puts their answers to the
 //! place in the file that they are about.
 
+use super::plan::Subject;
 use super::{ConfigError, Loaded};
 use crate::data::{self, DataError};
 use crate::model::{ModelError, Registry};
 use crate::search::Space;
 use crate::text::with_causes;
+use crate::trial::command::{CommandSpec, Placeholder};
 
 impl Loaded {
     /// Refuses a plan whose model or data this binary cannot build.
@@ -20,7 +22,8 @@ impl Loaded {
                 format!("no micro-batch size times these steps gives the target of `{target}` (hint: `auto`, or set `target.tolerance`)"),
             ));
         }
-        let input = registry.input(&plan.model).map_err(|error| {
+        let Subject::Model(model) = &plan.subject else { return Ok(()) };
+        let input = registry.input(model).map_err(|error| {
             let key = match &error {
                 ModelError::UnknownFamily { .. } => "model.family".to_owned(),
                 ModelError::UnknownPreset { .. } => "model.preset".to_owned(),
@@ -45,8 +48,17 @@ impl Loaded {
     /// What is allowed and still worth a word.
     pub fn notes(&self) -> Vec<String> {
         let space = Space::new(&self.plan);
-        near_targets_note(&self.plan.target, &space).into_iter().collect()
+        let command = self.plan.command().and_then(batch_size_note);
+        near_targets_note(&self.plan.target, &space).into_iter().chain(command).collect()
     }
+}
+
+/// A program that is not told the batch size runs the same one in every trial.
+fn batch_size_note(command: &CommandSpec) -> Option<String> {
+    (!command.holds(Placeholder::BatchSize)).then(|| {
+        "`command.run` does not hold `{batch_size}`: the program has to read TUNE_BATCH_SIZE from its environment"
+            .to_owned()
+    })
 }
 
 /// A target such as a prime has no useful divisors: either the whole batch fits, or next to nothing does.

@@ -7,11 +7,12 @@ use super::leaf::choice::{Choice, Pinning};
 use super::leaf::list::{Accumulation, Candidates, Devices};
 use super::leaf::memory::Limit;
 use super::leaf::number::{Factor, LearningRate, Version, Whole};
-use super::leaf::text::{DeviceName, Text};
+use super::leaf::text::{Argument, DeviceName, Text};
 use super::leaf::time::Time;
 use super::parse;
-use super::plan::Plan;
+use super::plan::{Plan, Subject};
 use super::sections::budget::BudgetFile;
+use super::sections::command::CommandFile;
 use super::sections::data::{DataFile, Length, LengthRange};
 use super::sections::memory::MemoryFile;
 use super::sections::model::ModelFile;
@@ -21,6 +22,7 @@ use super::sections::target::TargetFile;
 use super::sections::train::TrainFile;
 use super::sections::trial::TrialFile;
 use crate::data::LengthSpec;
+use crate::trial::command::{CommandSpec, Template};
 
 impl Plan {
     /// The plan as a configuration file that gives this plan.
@@ -35,8 +37,8 @@ impl From<&Plan> for File {
             version: Version(plan.version),
             name: Some(Text(plan.name.clone())),
             device: DeviceName(plan.device),
-            model: Some(model(plan)),
-            command: None,
+            model: model(plan),
+            command: plan.command().map(command),
             train: train(plan),
             data: data(plan),
             target: TargetFile {
@@ -68,9 +70,20 @@ impl From<&Plan> for File {
     }
 }
 
-fn model(plan: &Plan) -> ModelFile {
-    let model = &plan.model;
-    ModelFile {
+fn command(command: &CommandSpec) -> CommandFile {
+    let argument = |template: &Template| Argument(template.as_written().to_owned());
+    CommandFile {
+        run: command.run.iter().map(argument).collect(),
+        env: command.env.iter().map(|(name, value)| (name.clone(), argument(value))).collect(),
+        cwd: Some(Text(command.cwd.to_string_lossy().into_owned())),
+        preload: command.preload.iter().cloned().map(Text).collect(),
+        timeout: Time::clamped(command.timeout),
+    }
+}
+
+fn model(plan: &Plan) -> Option<ModelFile> {
+    let Subject::Model(model) = &plan.subject else { return None };
+    Some(ModelFile {
         family: Some(Text(model.family.clone())),
         preset: model.preset.clone().map(Text),
         sequence_length: model.sequence_length.map(|tokens| Whole::clamped(tokens as u64)),
@@ -79,7 +92,7 @@ fn model(plan: &Plan) -> ModelFile {
         hidden_size: model.hidden_size.map(|width| Whole::clamped(width as u64)),
         vocabulary_size: model.vocabulary_size.map(|tokens| Whole::clamped(tokens as u64)),
         options: model.options.clone(),
-    }
+    })
 }
 
 fn train(plan: &Plan) -> TrainFile {

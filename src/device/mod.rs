@@ -23,6 +23,7 @@ pub mod cuda;
 #[path = "cuda/absent.rs"]
 pub mod cuda;
 pub mod facts;
+pub(crate) mod limit;
 pub mod nvml;
 
 /// Which device to train on.

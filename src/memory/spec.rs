@@ -52,6 +52,18 @@ pub enum Trim {
     EveryK,
 }
 
+impl fmt::Display for Trim {
+    /// The name as a configuration writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Never => "never",
+            Self::AfterUpdate => "after_update",
+            Self::AfterEval => "after_eval",
+            Self::EveryK => "every_k",
+        })
+    }
+}
+
 /// What tensors may use at most (C in the documents).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

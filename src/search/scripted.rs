@@ -4,7 +4,9 @@ use super::knowledge::Nothing;
 use super::rules::testing::{completed, sample};
 use super::{Ask, Conclusion, History, JudgedTrial, Knowledge, Skip, Strategy, Verdict, rules};
 use crate::config::Plan;
-use crate::config::plan::{BatchSizePlan, BudgetPlan, MemoryPlan, PinMemory, SearchPlan, TargetPlan, TrialPlan};
+use crate::config::plan::{
+    BatchSizePlan, BudgetPlan, MemoryPlan, PinMemory, SearchPlan, Subject, TargetPlan, TrialPlan,
+};
 use crate::data::{DataSpec, SourceKind};
 use crate::device::{DeviceChoice, DeviceFacts};
 use crate::memory::{AllocatorKind, LimitSpec, MemorySample, Rates, Trim};
@@ -21,7 +23,7 @@ pub(crate) fn plan(target: usize) -> Plan {
         version: 1,
         name: "scripted".to_owned(),
         device: DeviceChoice::Cpu,
-        model: ModelSpec { family: "gpt".to_owned(), ..ModelSpec::default() },
+        subject: Subject::Model(ModelSpec { family: "gpt".to_owned(), ..ModelSpec::default() }),
         train: TrainSpec::default(),
         data: DataSpec { source: SourceKind::Synthetic, path: None, sequence_length: None },
         pin_memory: PinMemory::Never,

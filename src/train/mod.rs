@@ -88,6 +88,17 @@ pub enum GradientCheckpointing {
     Auto,
 }
 
+impl fmt::Display for GradientCheckpointing {
+    /// As the configuration writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::None => "none",
+            Self::Blocks => "blocks",
+            Self::Auto => "auto",
+        })
+    }
+}
+
 /// What batch normalisation does while training.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,

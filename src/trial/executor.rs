@@ -65,6 +65,15 @@ pub enum ExecutorError {
         /// How it ended, with the last lines of its log.
         reason: String,
     },
+    /// A file that a trial needs cannot be made.
+    #[error("cannot write `{}`", path.display())]
+    Scratch {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
     /// The user or the budget ended it before the device was up.
     #[error("cancelled while the worker was starting")]
     Cancelled,

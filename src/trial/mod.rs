@@ -8,6 +8,8 @@
 //!
 //! This room does not know the search: a verdict is a JSON value to it.
 
+pub mod command;
+pub mod disk;
 pub mod executor;
 pub mod exit_status;
 pub mod journal;

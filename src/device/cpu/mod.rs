@@ -187,6 +187,12 @@ fn plain(error: &candle_core::Error) -> String {
     }
 }
 
+/// What the host is as a device, without opening it: for a program of the user's own, which accounts for itself.
+pub fn facts_of_host(limit: LimitSpec) -> Result<DeviceFacts, DeviceError> {
+    let host = facts::memory(Path::new("/"));
+    Ok(cpu_facts(host, limit_bytes(limit, host)?, AllocatorKind::Native))
+}
+
 /// C. A limit that the host cannot give is refused.
 fn limit_bytes(limit: LimitSpec, host: facts::HostMemory) -> Result<u64, DeviceError> {
     let limit_bytes = match limit {

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaContext;
 
-use super::limit::{self, CardMemory};
 use super::{driver_error, driver_version, release};
 use crate::device::DeviceError;
+use crate::device::limit::{self, CardMemory};
 use crate::device::nvml::{CardId, CardProcess, Monitor};
 use crate::memory::LimitSpec;
 use crate::units::{Bytes, GIB};

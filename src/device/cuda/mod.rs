@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
-use super::{AllocatorKind, DeviceChoice, DeviceError, DeviceSession, LimitSpec};
+use super::{AllocatorKind, DeviceChoice, DeviceError, DeviceSession, LimitSpec, limit};
 
 mod card;
 mod claim;
@@ -21,7 +21,6 @@ mod classify;
 pub mod hook;
 mod kernels;
 mod ledger;
-mod limit;
 pub mod pool;
 mod session;
 

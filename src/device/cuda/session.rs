@@ -9,9 +9,9 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use super::card::Card;
 use super::claim::Claim;
 use super::classify::{self, Cause};
-use super::limit;
 use super::pool::{Pool, PoolFigures};
 use super::{context, current_pool, driver_error, hook, kernels};
+use crate::device::limit;
 use crate::device::{
     AllocatorKind, DeviceChoice, DeviceError, DeviceFacts, DeviceSession, EventSink, LargestRequest, LimitSpec,
     MemorySample, Phase, PoolState, StepError, facts,

@@ -4,22 +4,19 @@
 //! blocks of other sizes, and whether the steps after it still fit is what the soak is to show.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-
-use nix::sys::statvfs::statvfs;
+use std::path::PathBuf;
 
 use super::open::Training;
 use super::trial::{Halt, Trial, failed};
 use crate::device::{DeviceSession, StepError};
 use crate::memory::Trim;
 use crate::text::with_causes;
+use crate::trial::disk;
 use crate::trial::spec::checkpoint_path;
 use crate::units::Bytes;
 
 /// Batches of the evaluation pass: memory is the same from the second on.
 const EVALUATION_BATCHES: usize = 4;
-/// The disk must have this many times the checkpoint's size: a study must not fill it.
-const DISK_FACTOR: u64 = 2;
 
 impl Trial<'_> {
     /// Steps before evaluation and checkpoint: half of them, up to the end of an update.
@@ -56,8 +53,8 @@ impl Trial<'_> {
     /// a warning.
     fn checkpoint(&mut self, training: &dyn Training) -> Result<(), Halt> {
         // Between steps what lives is parameters, optimizer state and staged batches.
-        let needed_bytes = self.session.state().allocated_bytes.saturating_mul(DISK_FACTOR);
-        let free_bytes = free_bytes(self.scratch);
+        let needed_bytes = self.session.state().allocated_bytes.saturating_mul(disk::CHECKPOINT_FACTOR);
+        let free_bytes = disk::free_bytes(self.scratch);
         if let Some(free_bytes) = free_bytes
             && free_bytes < needed_bytes
         {
@@ -81,14 +78,6 @@ impl Trial<'_> {
             Err(error) => self.judge(Err(error)),
         }
     }
-}
-
-/// Free bytes for us on the file system of `directory`; `None` where it does not tell.
-fn free_bytes(directory: &Path) -> Option<u64> {
-    let stat = statvfs(directory).ok()?;
-    #[expect(clippy::useless_conversion, reason = "the fields are 32 bits wide on some platforms")]
-    let (blocks, size) = (u64::from(stat.blocks_available()), u64::from(stat.fragment_size()));
-    blocks.checked_mul(size)
 }
 
 /// A file that is removed in the end, whatever that is.

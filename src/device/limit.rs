@@ -8,28 +8,28 @@ use crate::units::{Bytes, Fraction, GIB, MIB};
 const DEFAULT_SHARE: Fraction = Fraction(0.85);
 /// What the default limit leaves of the memory that is free at the start: kernels and library workspaces that are
 /// loaded later.
-pub(super) const DEFAULT_RESERVE_BYTES: u64 = GIB;
+pub(crate) const DEFAULT_RESERVE_BYTES: u64 = GIB;
 /// A pool below this could not hold one training step of anything. To the driver, a limit of 0 would mean none.
-pub(super) const MINIMUM_BYTES: u64 = 64 * MIB;
+pub(crate) const MINIMUM_BYTES: u64 = 64 * MIB;
 
 /// A device's memory before any tensor is on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CardMemory {
+pub(crate) struct CardMemory {
     /// All of it.
-    pub(super) total_bytes: u64,
+    pub(crate) total_bytes: u64,
     /// What is free.
-    pub(super) free_bytes: u64,
+    pub(crate) free_bytes: u64,
 }
 
 impl CardMemory {
     /// Context, kernels, workspaces and other processes.
-    pub(super) fn external_bytes(self) -> u64 {
+    pub(crate) fn external_bytes(self) -> u64 {
         self.total_bytes.saturating_sub(self.free_bytes)
     }
 }
 
 /// The limit that `spec` asks for, in bytes.
-pub(super) fn resolve(spec: LimitSpec, memory: CardMemory) -> u64 {
+pub(crate) fn resolve(spec: LimitSpec, memory: CardMemory) -> u64 {
     match spec {
         LimitSpec::Auto => {
             let left_bytes = memory.free_bytes.saturating_sub(DEFAULT_RESERVE_BYTES);
@@ -41,7 +41,7 @@ pub(super) fn resolve(spec: LimitSpec, memory: CardMemory) -> u64 {
 }
 
 /// Whether a limit can be kept: the device has that much beside what others use.
-pub(super) fn check(limit_bytes: u64, memory: CardMemory) -> Result<(), DeviceError> {
+pub(crate) fn check(limit_bytes: u64, memory: CardMemory) -> Result<(), DeviceError> {
     if limit_bytes.saturating_add(memory.external_bytes()) > memory.total_bytes {
         return Err(DeviceError::LimitTooLarge {
             limit: Bytes(limit_bytes),

@@ -1,0 +1,373 @@
+//! One run of the program: its report followed to the end, and what it comes to.
+//!
+//! | seen | outcome |
+//! |---|---|
+//! | an `end` line | what it says, whatever the exit status is afterwards |
+//! | all steps done, and no `end` line for a while | completed: the program goes on after its steps, and is ended |
+//! | status 0 after all steps, or without a report | completed |
+//! | status 0 after fewer steps | failed |
+//! | SIGKILL that was not ours, and the cgroup's `oom_kill` counter rose | host out of memory |
+//! | any other signal | crashed |
+//! | any other status, and the last lines are an out-of-memory error | out of memory |
+//! | any other status | failed, with the last lines |
+//! | a line that is no message | protocol error |
+//! | no line for too long | timed out |
+//! | no report, and still running at the command's timeout | completed if it held memory of the card by then, else timed out |
+//! | the user or the budget said stop | cancelled |
+//!
+//! A program that says nothing typed is the one case in which text is searched, with the same reader as `tune
+//! explain-oom`; see [`crate::memory::oom`].
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::report::{EndLine, EndOutcome, Hello, Line, MarkLine, PROTOCOL, Reader, SampleLine, StepLine};
+use crate::memory::oom::{self, OomClass};
+use crate::memory::{MemorySample, PoolState};
+use crate::text::harmless;
+use crate::trial::executor::{Interrupt, Observation};
+use crate::trial::measure::Series;
+use crate::trial::outcome::{Outcome, StepTimes};
+use crate::trial::process::{Manner, OomKills, Patience};
+use crate::trial::spawn::{End, Exit, Running};
+use crate::trial::spec::TrialSpec;
+
+/// How often the report is looked at.
+const TICK: Duration = Duration::from_millis(10);
+/// After the last step, for the evaluation, the checkpoint and the `end` line.
+const AFTER_LAST_STEP: Duration = Duration::from_secs(30);
+/// Warnings of a trial that are kept.
+const WARNINGS: usize = 32;
+/// Samples beyond one a step, and marks beyond one a step, that are kept.
+const SPARE: usize = 16;
+/// The longest text of a warning or an error, in characters.
+const TEXT_CHARS: usize = 4_000;
+
+/// What following a run needs.
+#[derive(Clone, Debug)]
+pub(super) struct Terms<'a> {
+    pub(super) trial: &'a TrialSpec,
+    /// C, where the program did not say another.
+    pub(super) limit_bytes: u64,
+    pub(super) patience: Patience,
+    /// The longest that the run may take.
+    pub(super) timeout: Duration,
+    pub(super) interrupt: &'a Interrupt,
+    pub(super) deadline: Option<Instant>,
+    pub(super) oom_kills: &'a OomKills,
+    /// Whether an earlier run reported, so that this one will.
+    pub(super) is_known_to_report: bool,
+}
+
+/// What a run said and how it ended.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub(super) hello: Option<Hello>,
+    pub(super) series: Series,
+    pub(super) marks: Vec<MarkLine>,
+    pub(super) has_trace: bool,
+    pub(super) warnings: Vec<String>,
+    /// Whether it had said nothing when the command's timeout came. It fits if it held memory of the card by then.
+    pub(super) was_stopped_unheard: bool,
+}
+
+/// Why following ends.
+#[derive(Debug)]
+enum Ending {
+    Said(EndLine),
+    /// Its process ended.
+    Left,
+    /// All steps are done and it goes on.
+    WentOn,
+    Spoiled(String),
+    Silent(Duration),
+    /// The command's own timeout.
+    Overdue,
+    Cancelled,
+}
+
+/// Follows a run to its end and ends what is left of it.
+pub(super) fn follow(
+    terms: &Terms<'_>,
+    reader: &mut Reader,
+    mut running: Running,
+    observe: &mut dyn FnMut(Observation),
+) -> (Told, Outcome) {
+    let oom_kills = terms.oom_kills.count();
+    let now = Instant::now();
+    let mut following = Following { terms, told: Told::default(), begun: now, heard: now, end: None };
+    let ending = following.until_it_ends(reader, &mut running, observe);
+    let patience = &terms.patience;
+    let end = match &ending {
+        // It has said its last word and leaves by itself.
+        Ending::Said(_) => {
+            let _ = running.has_ended_within(patience.leave);
+            running.end(Manner::Gently, patience)
+        }
+        Ending::Cancelled if terms.interrupt.at_once() => running.end(Manner::AtOnce, patience),
+        _ => running.end(Manner::Gently, patience),
+    };
+    let mut told = following.told;
+    told.was_stopped_unheard = matches!(ending, Ending::Overdue) && told.hello.is_none() && !terms.is_known_to_report;
+    let rose = || terms.oom_kills.count() > oom_kills;
+    let outcome = match ending {
+        Ending::Said(line) => said(line, &told),
+        Ending::WentOn => Outcome::Completed,
+        Ending::Left => left(terms.trial, &told, &end, &rose),
+        Ending::Spoiled(message) => Outcome::ProtocolError { message },
+        Ending::Silent(waited) => Outcome::TimedOut { seconds: waited.as_secs_f64() },
+        Ending::Overdue => Outcome::TimedOut { seconds: terms.timeout.as_secs_f64() },
+        Ending::Cancelled => Outcome::Cancelled,
+    };
+    (told, outcome)
+}
+
+struct Following<'a> {
+    terms: &'a Terms<'a>,
+    told: Told,
+    begun: Instant,
+    heard: Instant,
+    end: Option<EndLine>,
+}
+
+impl Following<'_> {
+    fn until_it_ends(
+        &mut self,
+        reader: &mut Reader,
+        running: &mut Running,
+        observe: &mut dyn FnMut(Observation),
+    ) -> Ending {
+        loop {
+            let has_left = running.has_ended_within(TICK);
+            while let Some(line) = running.log_line() {
+                observe(Observation::Log(line));
+            }
+            // What it wrote before it left is there to be read: more than one look takes in at once, perhaps.
+            loop {
+                match reader.read() {
+                    Ok(lines) if lines.is_empty() => break,
+                    Ok(lines) => {
+                        self.heard = Instant::now();
+                        for line in lines {
+                            if let Err(ending) = self.hear(line, observe) {
+                                return ending;
+                            }
+                        }
+                    }
+                    Err(error) => return Ending::Spoiled(error.to_string()),
+                }
+            }
+            if let Some(end) = self.end.take() {
+                return Ending::Said(end);
+            }
+            if has_left {
+                return Ending::Left;
+            }
+            if let Some(ending) = self.overdue() {
+                return ending;
+            }
+        }
+    }
+
+    fn overdue(&self) -> Option<Ending> {
+        let (terms, now) = (self.terms, Instant::now());
+        if terms.interrupt.requested() || terms.deadline.is_some_and(|deadline| now >= deadline) {
+            return Some(Ending::Cancelled);
+        }
+        let silence = now.duration_since(self.heard);
+        if self.is_through() && silence >= AFTER_LAST_STEP {
+            return Some(Ending::WentOn);
+        }
+        if now.duration_since(self.begun) >= terms.timeout {
+            return Some(Ending::Overdue);
+        }
+        let allowance = self.allowance()?;
+        (silence >= allowance).then_some(Ending::Silent(allowance))
+    }
+
+    /// The longest silence that is allowed now; `None` where the program may never say anything.
+    fn allowance(&self) -> Option<Duration> {
+        let patience = &self.terms.patience;
+        if self.told.hello.is_none() {
+            return self.terms.is_known_to_report.then_some(patience.start + patience.build);
+        }
+        let building = self.told.series.times.is_empty() || self.terms.trial.is_soak() || self.terms.trial.is_probe();
+        Some(if building { patience.build + patience.step } else { patience.step })
+    }
+
+    fn is_through(&self) -> bool {
+        self.told.series.times.len() >= self.terms.trial.total_steps() as usize
+    }
+
+    fn hear(&mut self, line: Line, observe: &mut dyn FnMut(Observation)) -> Result<(), Ending> {
+        let kept = self.terms.trial.total_steps() as usize + SPARE;
+        match line {
+            Line::Hello(hello) if hello.protocol != PROTOCOL => {
+                return Err(Ending::Spoiled(format!(
+                    "the program speaks protocol {}, expected {PROTOCOL} (hint: `tune_report.py` must be of this version)",
+                    hello.protocol
+                )));
+            }
+            Line::Hello(hello) => self.told.hello = Some(hello),
+            Line::Step(step) => self.step(&step, observe)?,
+            Line::Sample(sample) if self.told.series.samples.len() < kept => {
+                let sample = self.sample(&sample);
+                self.told.series.samples.push(sample);
+                observe(Observation::Sample(sample));
+            }
+            Line::Mark(mark) if self.told.marks.len() < kept => self.told.marks.push(mark),
+            Line::Trace {} => self.told.has_trace = true,
+            Line::Evaluation { loss } => self.told.series.evaluation_loss = loss,
+            Line::Checkpoint { bytes } => self.told.series.checkpoint_bytes = bytes,
+            Line::Warning { text } if self.told.warnings.len() < WARNINGS => {
+                let text = shortened(&text);
+                self.told.warnings.push(text.clone());
+                observe(Observation::Warning(text));
+            }
+            Line::End(end) => self.end = Some(end),
+            Line::Sample(_) | Line::Mark(_) | Line::Warning { .. } | Line::Other => {}
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, line: &StepLine, observe: &mut dyn FnMut(Observation)) -> Result<(), Ending> {
+        let expected = u32::try_from(self.told.series.times.len()).unwrap_or(u32::MAX).saturating_add(1);
+        if expected > self.terms.trial.total_steps() {
+            // It goes on after its steps; that is not measured.
+            return Ok(());
+        }
+        if line.step != expected {
+            return Err(Ending::Spoiled(format!("the report has step {} where step {expected} was due", line.step)));
+        }
+        let times = StepTimes {
+            data_wait_ms: line.data_wait_ms,
+            load_ms: line.load_ms,
+            forward_ms: line.forward_ms,
+            backward_ms: line.backward_ms,
+            optimizer_ms: line.optimizer_ms,
+            total_ms: line.total_ms,
+        };
+        let figures = [
+            times.data_wait_ms,
+            times.load_ms,
+            times.forward_ms,
+            times.backward_ms,
+            times.optimizer_ms,
+            times.total_ms,
+        ];
+        if figures.iter().any(|milliseconds| !milliseconds.is_finite() || *milliseconds < 0.0) {
+            return Err(Ending::Spoiled(format!("step {expected} of the report has a time that cannot be")));
+        }
+        if line.loss.is_some_and(|loss| !loss.is_finite()) {
+            let end = EndLine {
+                outcome: EndOutcome::Diverged,
+                message: None,
+                requested_bytes: None,
+                step: Some(expected - 1),
+            };
+            return Err(Ending::Said(end));
+        }
+        self.told.series.times.push(times);
+        self.told.series.losses.extend(line.loss);
+        observe(Observation::Step { step: expected, loss: line.loss.unwrap_or(f64::NAN), times });
+        Ok(())
+    }
+
+    /// A sample in our terms. L is the larger of the largest free block and what could be had after a release.
+    fn sample(&self, line: &SampleLine) -> MemorySample {
+        let limit_bytes =
+            self.told.hello.as_ref().and_then(|hello| hello.limit_bytes).unwrap_or(self.terms.limit_bytes);
+        let allocated_bytes = line.allocated_bytes;
+        let unreleasable_bytes = line.unreleasable_bytes.unwrap_or(0);
+        let after_release = limit_bytes.saturating_sub(allocated_bytes).saturating_sub(unreleasable_bytes);
+        let largest_free_bytes = line.largest_free_bytes.unwrap_or(0);
+        let state = PoolState {
+            allocated_bytes,
+            requested_bytes: line.requested_bytes.unwrap_or(allocated_bytes),
+            reserved_bytes: line.reserved_bytes,
+            limit_bytes,
+            peak_allocated_bytes: line.peak_allocated_bytes.unwrap_or(allocated_bytes).max(allocated_bytes),
+            peak_reserved_bytes: line.peak_reserved_bytes.unwrap_or(line.reserved_bytes).max(line.reserved_bytes),
+            largest_free_bytes,
+            largest_satisfiable_bytes: largest_free_bytes.max(after_release),
+            unreleasable_bytes,
+            allocated_blocks: line.allocated_blocks.unwrap_or(0),
+            ..PoolState::default()
+        };
+        MemorySample {
+            largest_satisfiable_estimated: line.unreleasable_bytes.is_none(),
+            largest_request_bytes: line.largest_request_bytes.unwrap_or(0),
+            host_bytes: line.host_bytes,
+            ..MemorySample::of(line.step, &state)
+        }
+    }
+}
+
+/// What a program's own word for its end means.
+fn said(line: EndLine, told: &Told) -> Outcome {
+    let step = u32::try_from(told.series.times.len()).ok();
+    match line.outcome {
+        EndOutcome::Completed => Outcome::Completed,
+        EndOutcome::Diverged => Outcome::Diverged { step: line.step.or(step).unwrap_or(0) },
+        EndOutcome::Failed => {
+            Outcome::Failed { message: shortened(&line.message.unwrap_or_else(|| "it did not say why".to_owned())) }
+        }
+        EndOutcome::OutOfMemory => {
+            let explained = line.message.as_deref().map(|message| oom::explain(message, None));
+            let sampled = told.series.samples.last();
+            let figure = |of: fn(&oom::OomExplanation) -> Option<u64>| explained.as_ref().and_then(of);
+            Outcome::OutOfMemory {
+                requested_bytes: line.requested_bytes.or_else(|| figure(|explained| explained.requested_bytes)),
+                allocated_bytes: figure(|explained| explained.allocated_bytes),
+                reserved_bytes: figure(|explained| explained.reserved_bytes),
+                limit_bytes: figure(|explained| explained.limit_bytes).or(sampled.map(|sample| sample.limit_bytes)),
+                step,
+                phase: None,
+            }
+        }
+    }
+}
+
+/// What the end of a process means that said nothing of its end.
+fn left(trial: &TrialSpec, told: &Told, end: &End, oom_kills_rose: &dyn Fn() -> bool) -> Outcome {
+    let Exit { status, signal } = end.exit.unwrap_or(Exit { status: None, signal: None });
+    if signal == Some(Signal::SIGKILL as i32) && oom_kills_rose() {
+        return Outcome::HostOutOfMemory;
+    }
+    let done = told.series.times.len();
+    let total = trial.total_steps() as usize;
+    match status {
+        Some(0) if told.hello.is_none() || done >= total => Outcome::Completed,
+        Some(0) => Outcome::Failed { message: format!("left with status 0 after {done} of {total} steps") },
+        Some(status) => {
+            let explained = oom::explain(&end.log, None);
+            if is_out_of_memory(&explained) {
+                return Outcome::OutOfMemory {
+                    requested_bytes: explained.requested_bytes,
+                    allocated_bytes: explained.allocated_bytes,
+                    reserved_bytes: explained.reserved_bytes,
+                    limit_bytes: explained.limit_bytes,
+                    step: told.hello.is_some().then(|| u32::try_from(done).unwrap_or(u32::MAX)),
+                    phase: None,
+                };
+            }
+            let log = if end.log.is_empty() {
+                "it printed nothing".to_owned()
+            } else {
+                format!("its last lines were:\n{}", end.log)
+            };
+            Outcome::Failed { message: format!("left with status {status}; {log}") }
+        }
+        None => Outcome::Crashed { signal, status, log: end.log.clone() },
+    }
+}
+
+/// Whether a text is an allocator's refusal: somebody known wrote it, with a figure.
+fn is_out_of_memory(explained: &oom::OomExplanation) -> bool {
+    explained.class != OomClass::Unknown || (explained.source != oom::OomSource::Unknown)
+}
+
+fn shortened(text: &str) -> String {
+    harmless(text).chars().take(TEXT_CHARS).collect()
+}
