@@ -117,10 +117,10 @@ pub struct Measured {
     pub fragmentation: Fragmentation,
     /// Steps measured.
     pub steps: u32,
-    /// Mean loss over the first tenth of the steps.
-    pub first_loss: f64,
-    /// Mean loss over the last tenth of the steps.
-    pub last_loss: f64,
+    /// Mean loss over the first tenth of the steps; null where the program tells none.
+    pub first_loss: Option<f64>,
+    /// Mean loss over the last tenth of the steps; null where the program tells none.
+    pub last_loss: Option<f64>,
 }
 
 /// Fragmentation in the steady state.

@@ -139,14 +139,26 @@ fn headline(status: Status, recommended: &Recommended) -> String {
 }
 
 fn figures(measured: &Measured) -> String {
+    let mut parts = Vec::new();
+    if measured.samples_per_second > 0.0 {
+        parts.push(format!("{:.1} samples/s", measured.samples_per_second));
+    }
+    if measured.step_ms.p50 > 0.0 {
+        parts.push(format!("{:.1} ms a step", measured.step_ms.p50));
+        parts.push(format!("{} of the time waiting for data", Fraction(measured.data_wait_fraction)));
+    }
+    if let (Some(first), Some(last)) = (measured.first_loss, measured.last_loss) {
+        parts.push(format!("loss {first:.3} to {last:.3}"));
+    }
+    if parts.is_empty() {
+        parts.push("how fast it runs is not known".to_owned());
+    } else {
+        let over = format!(" over {}", plural(measured.steps as usize, "step"));
+        parts.last_mut().into_iter().for_each(|part| part.push_str(&over));
+    }
     format!(
-        "  {:.1} samples/s, {:.1} ms a step, {} of the time waiting for data, loss {:.3} to {:.3} over {}\n  {} reserved at the peak of a limit of {}, {} free\n",
-        measured.samples_per_second,
-        measured.step_ms.p50,
-        Fraction(measured.data_wait_fraction),
-        measured.first_loss,
-        measured.last_loss,
-        plural(measured.steps as usize, "step"),
+        "  {}\n  {} reserved at the peak of a limit of {}, {} free\n",
+        parts.join(", "),
         Bytes(measured.peak_reserved_bytes),
         Bytes(measured.limit_bytes),
         Bytes(measured.headroom_bytes),

@@ -118,7 +118,14 @@ fn sort_by_objective(trials: &mut [&JudgedTrial], rate: fn(&JudgedTrial) -> Opti
         let rest = &mut trials[start..];
         let fastest = rest.iter().filter_map(|trial| rate(trial)).fold(0.0, f64::max);
         let close = |trial: &JudgedTrial| rate(trial).is_some_and(|rate| rate >= fastest * (1.0 - EQUAL_SPEED));
-        let best = (0..rest.len()).filter(|index| close(rest[*index])).min_by_key(|index| reserved(rest[*index]));
+        let size = |trial: &JudgedTrial| trial.record.spec.point.batch_size;
+        let best = if fastest > 0.0 {
+            (0..rest.len()).filter(|index| close(rest[*index])).min_by_key(|index| reserved(rest[*index]))
+        } else {
+            // Nobody knows how fast a program runs that neither reports nor can be told its steps. A larger batch is
+            // hardly ever slower.
+            (0..rest.len()).max_by_key(|index| size(rest[*index]))
+        };
         if let Some(best) = best {
             rest[..=best].rotate_right(1);
         }

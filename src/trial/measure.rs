@@ -99,13 +99,13 @@ impl Series {
     }
 
     /// The mean loss at one end of the trial. Warm-up steps count: they train like any other.
-    fn mean_loss(&self, window: LossWindow) -> f64 {
+    fn mean_loss(&self, window: LossWindow) -> Option<f64> {
         let count = (self.losses.len() / LOSS_SHARE).max(1).min(self.losses.len());
         let losses = match window {
             LossWindow::First => self.losses.get(..count),
             LossWindow::Last => self.losses.get(self.losses.len() - count..),
         };
-        round_for_json(losses.and_then(mean).unwrap_or(0.0))
+        losses.and_then(mean).map(round_for_json)
     }
 }
 
@@ -214,8 +214,8 @@ mod tests {
         times[0] = step(0.0, 9_000.0, 0.0);
         let measurement = series(times).measure(&spec(1, 1, 1));
         assert_eq!(measurement.step_ms.p95, 10.0);
-        assert!((measurement.first_loss - 3.95).abs() < 1e-9, "mean of the first two of twenty");
-        assert!((measurement.last_loss - 2.15).abs() < 1e-9);
+        assert!((measurement.first_loss.unwrap() - 3.95).abs() < 1e-9, "mean of the first two of twenty");
+        assert!((measurement.last_loss.unwrap() - 2.15).abs() < 1e-9);
     }
 
     #[test]
@@ -247,7 +247,9 @@ mod tests {
         for measurement in [standing, empty] {
             assert!(measurement.samples_per_second.is_finite());
             assert!(measurement.data_wait_fraction.is_finite());
-            assert!(measurement.first_loss.is_finite() && measurement.last_loss.is_finite());
+            assert!(
+                measurement.first_loss.is_none_or(f64::is_finite) && measurement.last_loss.is_none_or(f64::is_finite)
+            );
         }
     }
 }

@@ -173,10 +173,10 @@ pub struct Measurement {
     pub peak_reserved_bytes: u64,
     /// The largest single request of the whole trial.
     pub largest_request_bytes: u64,
-    /// Mean loss over the first tenth of the steps (at least one).
-    pub first_loss: f64,
-    /// Mean loss over the last tenth of the steps (at least one).
-    pub last_loss: f64,
+    /// Mean loss over the first tenth of the steps (at least one); `None` where the program tells none.
+    pub first_loss: Option<f64>,
+    /// Mean loss over the last tenth of the steps (at least one); `None` where the program tells none.
+    pub last_loss: Option<f64>,
     /// Loss of the evaluation pass, where the trial had one.
     pub evaluation_loss: Option<f64>,
     /// Bytes of the checkpoint, where the trial wrote one.
@@ -199,10 +199,9 @@ impl Measurement {
             &mut self.step_ms.p50,
             &mut self.step_ms.p95,
             &mut self.data_wait_fraction,
-            &mut self.first_loss,
-            &mut self.last_loss,
         ];
-        for figure in figures.into_iter().chain(&mut self.evaluation_loss) {
+        let losses = [&mut self.first_loss, &mut self.last_loss, &mut self.evaluation_loss];
+        for figure in figures.into_iter().chain(losses.into_iter().flatten()) {
             *figure = round_for_json(*figure);
         }
     }
@@ -226,6 +225,11 @@ pub struct TrialRecord {
 }
 
 impl TrialRecord {
+    /// Whether the allocator was seen from inside. It is not where a program of the user's own does not report.
+    pub fn is_observed(&self) -> bool {
+        self.samples.iter().any(|sample| sample.allocated_bytes > 0 || sample.rates.peak.is_some())
+    }
+
     /// Whether all steps ran.
     pub fn completed(&self) -> bool {
         self.outcome == Outcome::Completed

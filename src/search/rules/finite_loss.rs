@@ -19,7 +19,9 @@ impl Rule for FiniteLoss {
             return Finding { value: None, limit: None, level: Level::Failed, reason };
         }
         let Some(measurement) = &trial.measurement else { return Finding::none(None, "no loss was measured") };
-        let (first, last) = (measurement.first_loss, measurement.last_loss);
+        let (Some(first), Some(last)) = (measurement.first_loss, measurement.last_loss) else {
+            return Finding::none(None, "no loss was told");
+        };
         let (level, reason) = if first.is_finite() && last.is_finite() {
             (Level::Passed, format!("the loss went from {first:.3} to {last:.3}"))
         } else {

@@ -28,6 +28,9 @@ impl Rule for FragmentationRate {
 
     fn check(&self, trial: &TrialRecord, safety: &SafetyPlan) -> Finding {
         let threshold = safety.fragmentation_threshold.0;
+        if trial.completed() && !trial.is_observed() {
+            return Finding::none(Some(threshold), "not observed, since the program does not report");
+        }
         let rated = || steady(&trial.samples).filter_map(|sample| Some((sample, rate(sample, safety)?)));
         let highest = |a: &(&MemorySample, f64), b: &(&MemorySample, f64)| a.1.total_cmp(&b.1);
         let gating = rated().filter(|(sample, rate)| !is_negligible(sample, *rate)).max_by(highest);

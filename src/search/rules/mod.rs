@@ -251,8 +251,8 @@ pub(crate) mod testing {
             peak_allocated_bytes: peak(|sample| sample.peak_allocated_bytes),
             peak_reserved_bytes: peak(|sample| sample.peak_reserved_bytes),
             largest_request_bytes: peak(|sample| sample.largest_request_bytes),
-            first_loss: 4.0,
-            last_loss: 3.0,
+            first_loss: Some(4.0),
+            last_loss: Some(3.0),
             ..Measurement::default()
         };
         TrialRecord {

@@ -101,8 +101,8 @@ prop_compose! {
         figures in prop::array::uniform3(bytes()),
     ) -> Measurement {
         Measurement {
-            first_loss: losses.0,
-            last_loss: losses.1,
+            first_loss: Some(losses.0),
+            last_loss: Some(losses.1),
             data_wait_fraction,
             peak_allocated_bytes: figures[0],
             peak_reserved_bytes: figures[1],

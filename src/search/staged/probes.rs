@@ -22,11 +22,20 @@ const LEAST_BATCH_SIZE: usize = 4;
 /// large as the weights, and so are the gradients, which it needs like the weights themselves.
 const ACCUMULATION_FACTOR: f64 = 1.5;
 
+/// Whether the smallest trial's memory was seen from inside. What does not report has nothing recorded either.
+fn is_observed(view: View<'_>) -> bool {
+    let smallest = view.history.trials().iter().find(|trial| trial.record.spec.purpose == Purpose::Smallest);
+    smallest.is_none_or(|trial| !trial.record.completed() || trial.record.is_observed())
+}
+
 impl Staged {
     /// Whether pairs of this mode are forecast exactly, once its probes have run.
     pub(super) fn is_forecast_exactly(&self, view: View<'_>, mode: GradientCheckpointing) -> Result<bool, Ask> {
         let kind = self.probed_kind(mode);
         if self.space.pairs().first().is_none_or(|pair| pair.batch_size < LEAST_BATCH_SIZE) {
+            return Ok(false);
+        }
+        if !is_observed(view) {
             return Ok(false);
         }
         self.probe(view, kind)?;

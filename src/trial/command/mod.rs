@@ -26,7 +26,7 @@ use super::spawn::{GpuBaseline, GpuUse, GpuWatch, Launch, Running, SpawnError, S
 use super::spec::{TrialSpec, trace_path};
 use crate::device::nvml::CardId;
 use crate::device::{DeviceChoice, DeviceFacts};
-use crate::memory::{AllocatorKind, LimitSpec};
+use crate::memory::{AllocatorKind, LimitSpec, MemorySample};
 use crate::text::with_causes;
 use crate::units::Bytes;
 
@@ -201,6 +201,13 @@ impl CommandExecutor {
         record.warnings.append(&mut told.warnings);
         if told.hello.is_none() && outcome == Outcome::Completed {
             record.warnings.push(unreported(used.as_ref()));
+            told.series.samples.extend(used.and_then(|used| used.peak_bytes).map(|peak| MemorySample {
+                step: spec.total_steps(),
+                reserved_bytes: peak,
+                peak_reserved_bytes: peak,
+                limit_bytes: placement.facts.limit_bytes,
+                ..MemorySample::default()
+            }));
         }
         record.samples = told.series.samples;
         record.outcome = outcome;

@@ -327,7 +327,7 @@ fn a_trial_steps_updates_and_samples_in_order() {
     assert_eq!(told.calls.join(", "), expected, "tensors are dropped before the trial ends on the device");
     let measurement = told.measurement.unwrap();
     assert_eq!((measurement.steps, measurement.peak_allocated_bytes), (4, 6));
-    assert_eq!((measurement.first_loss, measurement.last_loss), (1.0, 0.2));
+    assert_eq!((measurement.first_loss, measurement.last_loss), (Some(1.0), Some(0.2)));
     assert!(told.clean && measurement.samples_per_second > 0.0);
 }
 
