@@ -10,6 +10,7 @@
 
 pub mod executor;
 pub mod exit_status;
+pub mod extension;
 pub mod journal;
 pub mod measure;
 pub mod outcome;
