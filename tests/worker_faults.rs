@@ -41,6 +41,7 @@ macro_rules! tests {
 
 const TESTS: &[Test] = tests![
     a_good_worker_is_used_again,
+    a_trial_may_go_on_up_to_its_bound_and_no_further,
     a_worker_that_is_not_clean_is_replaced,
     a_worker_that_is_killed_has_crashed,
     a_worker_that_segfaults_has_crashed,
@@ -300,6 +301,28 @@ fn a_good_worker_is_used_again() {
     assert!(stage.run(2).completed() && stage.run(3).completed());
     assert_eq!(stage.pids().len(), 1, "one process ran them all");
     stage.close();
+}
+
+fn a_trial_may_go_on_up_to_its_bound_and_no_further() {
+    let six = TrialSpec { steps: 6, ..spec(1, Purpose::Ladder) };
+    let run = |part: &str, spec: &TrialSpec| {
+        let mut stage = Stage::with(part, |config| config.patience.leave = Duration::ZERO);
+        let mut totals = Vec::new();
+        let record = stage.executor().run(spec, &mut |observation| {
+            if let Observation::Extended { total } = observation {
+                totals.push(total);
+            }
+        });
+        stage.close();
+        (record.unwrap().outcome, totals)
+    };
+    assert_eq!(run("goes_on", &six), (Outcome::Completed, (7..=18).collect()));
+    let (outcome, totals) = run("goes_on_too_far", &six);
+    assert!(protocol_error(&outcome, "went on to 19 steps after step 6") && totals.is_empty(), "{outcome:?}");
+    let (outcome, _) = run("goes_on_before_its_end", &six);
+    assert!(protocol_error(&outcome, "went on to 7 steps after step 0"), "{outcome:?}");
+    let (outcome, _) = run("goes_on_too_far", &TrialSpec { purpose: Purpose::Soak, ..six });
+    assert!(protocol_error(&outcome, "went on to 7 steps after step 6"), "{outcome:?}");
 }
 
 fn a_worker_that_is_not_clean_is_replaced() {

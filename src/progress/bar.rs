@@ -43,7 +43,8 @@ impl Reporter for Bar {
                 self.bar.set_message("starting");
                 self.bar.enable_steady_tick(TICK);
             }
-            Event::Step { step, loss, times, .. } => {
+            Event::Step { step, total, loss, times } => {
+                self.bar.set_length(u64::from(*total));
                 self.bar.set_position(u64::from(*step));
                 let loss = loss.map_or_else(|| "loss not finite".to_owned(), |loss| format!("loss {loss:.3}"));
                 self.bar.set_message(format!("{:.1} ms, {loss}", times.total_ms));

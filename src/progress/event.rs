@@ -46,7 +46,7 @@ pub enum Event {
     Step {
         /// Steps finished so far.
         step: u32,
-        /// Of how many.
+        /// Of how many as of now: a trial whose times cannot be believed yet goes on.
         total: u32,
         /// Its loss; `null` where it is not finite.
         loss: Option<f64>,

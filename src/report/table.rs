@@ -6,6 +6,7 @@ use super::Recommendation;
 use super::recommendation::{Measured, Recommended};
 use crate::search::recommend::Status;
 use crate::search::{History, JudgedTrial, staged};
+use crate::trial::statistics::Trust;
 use crate::units::{Bytes, Fraction, plural};
 
 /// Columns of the table: heading, and whether numbers stand in it.
@@ -31,6 +32,9 @@ enum Align {
 pub fn summary(history: &History, recommendation: &Recommendation) -> String {
     let rows: Vec<[String; 8]> = history.trials().iter().map(row).collect();
     let mut text = render(&rows);
+    if !history.trials().iter().all(is_certain) {
+        text.push_str("~: its steps were too few or too uneven for a certain figure\n");
+    }
     text.push('\n');
     text.push_str(&answer(recommendation));
     text
@@ -47,11 +51,19 @@ fn row(trial: &JudgedTrial) -> [String; 8] {
         record.spec.purpose.to_string(),
         format!("{} × {}", point.batch_size, point.accumulation_steps),
         format!("{} × {}", point.loader_workers, point.prefetch_depth),
-        measurement.map_or_else(dash, |measurement| format!("{:.1}", measurement.samples_per_second)),
+        measurement.map_or_else(dash, |measurement| {
+            format!("{}{:.1}", if is_certain(trial) { "" } else { "~" }, measurement.samples_per_second)
+        }),
         measurement.map_or_else(dash, |measurement| Bytes(measurement.peak_reserved_bytes).to_string()),
         rate.map_or_else(dash, |rate| format!("{:.1}%", rate * 100.0)),
         if trial.is_safe() { "ok".to_owned() } else { single_line(&staged::breach_reason(trial)) },
     ]
+}
+
+/// Whether a trial's speed may be believed, as far as that was judged. Nobody takes a probe's for one.
+fn is_certain(trial: &JudgedTrial) -> bool {
+    let trust = trial.record.measurement.as_ref().and_then(|measurement| measurement.trust);
+    trial.record.spec.is_probe() || trust.is_none_or(|trust| trust == Trust::Reliable)
 }
 
 /// A text without control characters.

@@ -189,14 +189,14 @@ impl<'a> Running<'a> {
         self.study.reporter.report(&Event::TrialStarted { spec: spec.clone() });
         let reporter = &mut *self.study.reporter;
         let warned = &mut self.warned;
-        let total = spec.total_steps();
+        let mut total = spec.total_steps();
         let record = self.study.executor.run(&spec, &mut |observation| {
             if let Observation::Warning(text) = &observation
                 && !warned.insert(text.clone())
             {
                 return;
             }
-            if let Some(event) = event_of(observation, total) {
+            if let Some(event) = event_of(observation, &mut total) {
                 reporter.report(&event);
             }
         })?;
@@ -287,10 +287,15 @@ impl<'a> Running<'a> {
     }
 }
 
-fn event_of(observation: Observation, total: u32) -> Option<Event> {
+/// What an observation is to the user; `total` follows the length of the trial.
+fn event_of(observation: Observation, total: &mut u32) -> Option<Event> {
     Some(match observation {
         Observation::Step { step, loss, times } => {
-            Event::Step { step, total, loss: Some(loss).filter(|loss| loss.is_finite()), times }
+            Event::Step { step, total: *total, loss: Some(loss).filter(|loss| loss.is_finite()), times }
+        }
+        Observation::Extended { total: longer } => {
+            *total = longer;
+            return None;
         }
         Observation::Sample(sample) => Event::Sample { sample },
         Observation::Warning(text) => Event::Warning { text },

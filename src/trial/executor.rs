@@ -33,6 +33,11 @@ pub enum Observation {
         /// Its times.
         times: StepTimes,
     },
+    /// The trial goes on, since its times cannot be believed yet.
+    Extended {
+        /// Steps in all as of now.
+        total: u32,
+    },
     /// A memory sample was taken.
     Sample(MemorySample),
     /// The workload should be told about something.

@@ -15,12 +15,16 @@
 //!   worker thread and four batches ready, every fifth), which a median would hide.
 //! - *optimizer* is the median over the steps that had an update.
 //!
+//! # Trust
+//! Whether the times had settled is told by whole updates, waits included: the steps of an update differ by what they do
+//! (the first makes the gradients that the others add to, the last has the optimizer), and that is no noise.
+//!
 //! The interval puts the order-statistics interval of the work and the standard error of the wait together at their
 //! worst ends, so it is wider than 95 % where both matter.
 
 use super::outcome::{Measurement, StepQuantiles, StepTimes};
 use super::spec::TrialSpec;
-use super::statistics::{SampleSet, mean, mean_half_width, median, round_for_json};
+use super::statistics::{SampleSet, Trust, mean, mean_half_width, median, round_for_json};
 use crate::memory::MemorySample;
 
 /// The shortest time a step can be taken to need: a fake clock may say 0, and rates must stay finite.
@@ -57,6 +61,7 @@ impl Series {
             steps: u32::try_from(measured.len()).unwrap_or(u32::MAX),
             samples_per_second: round_for_json(samples_per_second),
             samples_per_second_interval: (round_for_json(interval.0), round_for_json(interval.1)),
+            trust: Some(self.trust(spec)),
             step_ms: StepQuantiles {
                 p50: round_for_json(totals.median().unwrap_or(0.0)),
                 p95: round_for_json(totals.quantile(0.95).unwrap_or(0.0)),
@@ -78,6 +83,14 @@ impl Series {
             evaluation_loss: self.evaluation_loss.filter(|loss| loss.is_finite()).map(round_for_json),
             checkpoint_bytes: self.checkpoint_bytes,
         }
+    }
+
+    /// Whether the times of the measured updates may be believed. An update that the warm-up began is none of them.
+    pub fn trust(&self, spec: &TrialSpec) -> Trust {
+        let accumulation = spec.accumulation().max(1);
+        let from = (spec.warmup_steps as usize).checked_next_multiple_of(accumulation).unwrap_or(usize::MAX);
+        let updates = self.times.get(from..).unwrap_or_default().chunks_exact(accumulation);
+        SampleSet::new(updates.map(|steps| steps.iter().map(|times| times.total_ms).sum())).trust()
     }
 
     /// The steps after the warm-up; where that leaves none, the last step, which is the warmest there is.
@@ -216,6 +229,35 @@ mod tests {
         assert_eq!(measurement.step_ms.p95, 10.0);
         assert!((measurement.first_loss.unwrap() - 3.95).abs() < 1e-9, "mean of the first two of twenty");
         assert!((measurement.last_loss.unwrap() - 2.15).abs() < 1e-9);
+    }
+
+    #[test]
+    fn steps_that_differ_within_an_update_are_no_noise() {
+        // The second of two micro-batches has the optimizer: steps alternate between 100 and 160 ms, updates do not.
+        let times =
+            (0..16).map(|i| step(0.0, if i % 2 == 1 { 120.0 } else { 100.0 }, if i % 2 == 1 { 40.0 } else { 0.0 }));
+        let series = series(times.collect());
+        assert_eq!(series.trust(&spec(16, 8, 2)), Trust::Reliable);
+        assert_eq!(series.trust(&spec(16, 1, 2)), Trust::Wide);
+        assert_eq!(series.measure(&spec(16, 8, 2)).trust, Some(Trust::Reliable));
+    }
+
+    #[test]
+    fn updates_that_the_warm_up_began_or_the_end_cut_off_are_not_judged() {
+        let mut times = vec![step(0.0, 100.0, 0.0); 15];
+        times[1] = step(0.0, 9_000.0, 0.0);
+        times[14] = step(0.0, 9_000.0, 0.0);
+        let series = series(times);
+        assert_eq!(series.trust(&spec(4, 2, 1)), Trust::Reliable, "six whole updates are left");
+        assert_eq!(series.trust(&spec(4, 2, 3)), Trust::TooFew);
+        assert_eq!(series.trust(&spec(4, 2, u32::MAX)), Trust::TooFew);
+    }
+
+    #[test]
+    fn a_loader_that_runs_dry_after_its_first_batches_is_a_drift() {
+        let wait = |index: i32| if index < 8 { 0.0 } else { 40.0 };
+        let times: Vec<StepTimes> = (0..14).map(|index| step(wait(index), 100.0, 0.0)).collect();
+        assert_eq!(series(times).trust(&spec(4, 1, 2)), Trust::Drifting);
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod command;
 pub mod disk;
 pub mod executor;
 pub mod exit_status;
+pub mod extension;
 pub mod journal;
 pub mod measure;
 pub mod outcome;

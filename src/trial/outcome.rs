@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::spec::TrialSpec;
-use super::statistics::round_for_json;
+use super::statistics::{Trust, round_for_json};
 use crate::memory::{MemorySample, Phase};
 
 /// How a trial ended. Every trial ends in exactly one of these.
@@ -161,6 +161,9 @@ pub struct Measurement {
     pub samples_per_second: f64,
     /// The 95 % confidence interval of `samples_per_second`.
     pub samples_per_second_interval: (f64, f64),
+    /// Whether the times had settled; absent where it was not judged.
+    #[serde(default)]
+    pub trust: Option<Trust>,
     /// Time of a step.
     pub step_ms: StepQuantiles,
     /// Median of each part of a step; the optimizer's over the steps that had an update.
@@ -253,5 +256,17 @@ impl TrialRecord {
         }
         self.seconds = round_for_json(self.seconds);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measurement_of_a_version_that_did_not_judge_its_times_is_read() {
+        let mut value = serde_json::to_value(Measurement::default()).unwrap();
+        value.as_object_mut().unwrap().remove("trust");
+        assert_eq!(serde_json::from_value::<Measurement>(value).unwrap(), Measurement::default());
     }
 }

@@ -6,7 +6,7 @@
 //!                                   ◀──  open {workload, study}
 //!   ready {facts}  or  refused      ──▶
 //!                                   ◀──  run {trial}
-//!   step, sample, warning …         ──▶
+//!   step, sample, extended …        ──▶
 //!                                   ◀──  (stop)
 //!   ended {outcome, measurement}    ──▶
 //!                                   ◀──  run … or exit, or end of file
@@ -85,6 +85,13 @@ pub enum FromWorker {
         loss: f64,
         /// Its times.
         times: StepTimes,
+    },
+    /// All steps ran, and the trial goes on: their times cannot be believed yet.
+    Extended {
+        /// The trial.
+        trial: TrialId,
+        /// Steps in all as of now, at most [`TrialSpec::longest_steps`].
+        total: u32,
     },
     /// A memory sample was taken.
     Sample {

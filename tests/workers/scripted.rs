@@ -164,6 +164,24 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
         }
         "speaks_of_another_trial" => say(stage, &self::step(TrialId(trial.id.0 + 7), 1)),
         "skips_a_step" => say(stage, &self::step(trial.id, 2)),
+        "goes_on_before_its_end" => say(stage, &FromWorker::Extended { trial: trial.id, total: 7 }),
+        "goes_on_too_far" => {
+            for number in 1..=trial.total_steps() {
+                say(stage, &self::step(trial.id, number));
+            }
+            say(stage, &FromWorker::Extended { trial: trial.id, total: trial.longest_steps() + 1 });
+        }
+        "goes_on" => {
+            for number in 1..=trial.longest_steps() {
+                say(stage, &self::step(trial.id, number));
+                if number >= trial.total_steps() && number < trial.longest_steps() {
+                    say(stage, &FromWorker::Extended { trial: trial.id, total: number + 1 });
+                }
+            }
+            let measurement = Measurement { steps: trial.longest_steps(), ..Default::default() };
+            say(stage, &ended(trial.id, Some(measurement)));
+            return Some(ExitCode::SUCCESS);
+        }
         "takes_samples_for_ever" => loop {
             say(stage, &FromWorker::Sample { trial: trial.id, sample: MemorySample::default() });
         },

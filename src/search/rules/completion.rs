@@ -3,6 +3,7 @@
 use super::{Finding, Level, Rule};
 use crate::config::plan::SafetyPlan;
 use crate::trial::{Outcome, TrialRecord};
+use crate::units::plural;
 
 /// The trial completed.
 #[derive(Debug)]
@@ -15,20 +16,34 @@ impl Rule for Completion {
 
     fn check(&self, trial: &TrialRecord, _safety: &SafetyPlan) -> Finding {
         let (level, reason) = match &trial.outcome {
-            Outcome::Completed => {
-                let steps = crate::units::plural(trial.spec.total_steps() as usize, "step");
-                (Level::Passed, format!("all {steps} ran"))
-            }
+            Outcome::Completed => (Level::Passed, format!("all {} ran", plural(steps_run(trial) as usize, "step"))),
             outcome => (Level::Failed, outcome.to_string()),
         };
         Finding { value: None, limit: None, level, reason }
     }
 }
 
+/// The steps of a completed trial: those asked for, and more where it went on.
+fn steps_run(trial: &TrialRecord) -> u32 {
+    let measured = trial.measurement.as_ref().map_or(0, |measurement| measurement.steps);
+    trial.spec.total_steps().max(trial.spec.warmup_steps.saturating_add(measured))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::{healthy, safety};
     use super::*;
+    use crate::trial::Measurement;
+
+    #[test]
+    fn a_trial_that_went_on_says_how_many_steps_ran() {
+        let reason = |steps| {
+            let trial = healthy();
+            let measurement = trial.measurement.map(|measurement| Measurement { steps, ..measurement });
+            Completion.check(&TrialRecord { measurement, ..trial }, &safety()).reason
+        };
+        assert_eq!((reason(10), reason(24)), ("all 12 steps ran".to_owned(), "all 26 steps ran".to_owned()));
+    }
 
     #[test]
     fn a_trial_that_ran_out_of_memory_fails_with_its_figures() {

@@ -47,6 +47,8 @@ pub(super) struct Watch<'a> {
     config: &'a ProcessConfig,
     record: &'a mut TrialRecord,
     steps: u32,
+    /// Steps of the trial in all, as far as the worker has said.
+    total: u32,
     last_progress: Instant,
     stop: Stop,
     /// Until when what is still in the pipes is read, once the worker or its output has ended.
@@ -71,6 +73,7 @@ impl<'a> Watch<'a> {
     pub(super) fn new(config: &'a ProcessConfig, record: &'a mut TrialRecord) -> Self {
         Self {
             config,
+            total: record.spec.total_steps(),
             record,
             steps: 0,
             last_progress: Instant::now(),
@@ -166,7 +169,7 @@ impl<'a> Watch<'a> {
         }
         match message {
             FromWorker::Step { step, loss, times, .. } => {
-                if step != self.steps + 1 || step > self.record.spec.total_steps() {
+                if step != self.steps + 1 || step > self.total {
                     return Some(Ending::Broken(format!("it finished step {step} after step {}", self.steps)));
                 }
                 self.steps = step;
@@ -174,12 +177,19 @@ impl<'a> Watch<'a> {
                 observe(Observation::Step { step, loss, times });
             }
             FromWorker::Sample { sample, .. } => {
-                if self.record.samples.len() >= self.record.spec.total_steps() as usize + EXTRA_SAMPLES {
+                if self.record.samples.len() >= self.total as usize + EXTRA_SAMPLES {
                     return Some(Ending::Broken(format!("it took more than {} samples", self.record.samples.len())));
                 }
                 self.last_progress = Instant::now();
                 self.record.samples.push(sample);
                 observe(Observation::Sample(sample));
+            }
+            FromWorker::Extended { total, .. } => {
+                if self.steps != self.total || total <= self.total || total > self.record.spec.longest_steps() {
+                    return Some(Ending::Broken(format!("it went on to {total} steps after step {}", self.steps)));
+                }
+                self.total = total;
+                observe(Observation::Extended { total });
             }
             FromWorker::Warning { text, .. } => {
                 if self.record.warnings.len() < WARNINGS {
@@ -237,6 +247,7 @@ pub(super) fn name_of(message: &FromWorker) -> &'static str {
         FromWorker::Ready { .. } => "ready",
         FromWorker::Refused { .. } => "refused",
         FromWorker::Step { .. } => "step",
+        FromWorker::Extended { .. } => "extended",
         FromWorker::Sample { .. } => "sample",
         FromWorker::Warning { .. } => "warning",
         FromWorker::Ended { .. } => "ended",
@@ -247,6 +258,7 @@ fn trial_of(message: &FromWorker) -> Option<TrialId> {
     match message {
         FromWorker::Hello { .. } | FromWorker::Ready { .. } | FromWorker::Refused { .. } => None,
         FromWorker::Step { trial, .. }
+        | FromWorker::Extended { trial, .. }
         | FromWorker::Sample { trial, .. }
         | FromWorker::Warning { trial, .. }
         | FromWorker::Ended { trial, .. } => Some(*trial),

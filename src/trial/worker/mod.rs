@@ -26,6 +26,7 @@ use super::protocol::{FromWorker, PROTOCOL, Refusal};
 use crate::model::Registry;
 
 mod inbox;
+mod length;
 mod open;
 mod part;
 mod phases;

@@ -19,6 +19,7 @@ use crate::train::trainer::MicroBatch;
 use crate::train::{GradientCheckpointing, TrainSpec};
 use crate::trial::protocol::ToWorker;
 use crate::trial::spec::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec, trace_path};
+use crate::trial::statistics::Trust;
 use crate::trial::{Measurement, Outcome};
 
 /// What the trainer and the device were asked to do, in order.
@@ -45,6 +46,8 @@ struct Script {
     live_bytes: u64,
     /// A checkpoint that cannot be written.
     checkpoint_fails: bool,
+    /// Every other update takes this long, so that its times never settle.
+    uneven: Duration,
 }
 
 struct FakeSession {
@@ -124,6 +127,7 @@ impl DeviceSession for FakeSession {
 struct FakeTrainer {
     script: Script,
     steps: u32,
+    updates: u32,
     calls: Calls,
     unreached: Vec<String>,
 }
@@ -163,6 +167,8 @@ impl Training for FakeTrainer {
         Ok(MicroBatch { loss, forward, backward })
     }
     fn update(&mut self, session: &mut dyn DeviceSession) -> Result<Duration, StepError> {
+        self.updates += 1;
+        std::thread::sleep(self.script.uneven * (self.updates % 2));
         phase(session, Phase::Optimizer)
     }
     fn evaluate(&self, _batch: &Batch, session: &mut dyn DeviceSession) -> Result<f64, StepError> {
@@ -202,7 +208,7 @@ struct FakeSupplies {
 impl Supplies for FakeSupplies {
     fn build(&self, _point: &Point, _session: &dyn DeviceSession) -> Result<Box<dyn Training>, StepError> {
         let (script, calls) = (self.script.clone(), Rc::clone(&self.calls));
-        Ok(Box::new(FakeTrainer { script, steps: 0, calls, unreached: Vec::new() }))
+        Ok(Box::new(FakeTrainer { script, steps: 0, updates: 0, calls, unreached: Vec::new() }))
     }
     fn training_batches(&self, point: &Point) -> Box<dyn Batches> {
         Box::new(FakeBatches(point.batch_size))
@@ -381,6 +387,67 @@ fn batches_staged_on_the_device_are_copied_ahead() {
     let told = run(&staged, &Script::default());
     assert!(told.calls.join(", ").starts_with("build, step 0, load, load, load, forward"), "{:?}", told.calls);
     assert_eq!(told.count("load"), 5, "three steps and two batches ahead");
+}
+
+/// A trial of two micro-batches an update whose times never settle, with room for six updates and more.
+fn restless() -> (TrialSpec, Script) {
+    (spec(Purpose::Ladder, 6), Script { uneven: Duration::from_millis(4), ..Script::default() })
+}
+
+fn extensions(told: &Told) -> Vec<u32> {
+    let of = |message: &FromWorker| match message {
+        FromWorker::Extended { total, .. } => Some(*total),
+        _ => None,
+    };
+    told.messages.iter().filter_map(of).collect()
+}
+
+#[test]
+fn a_trial_whose_times_do_not_settle_goes_on_by_whole_updates_and_ends_at_its_bound() {
+    let (spec, script) = restless();
+    let told = run(&spec, &script);
+    assert_eq!(told.outcome, Outcome::Completed);
+    // One of warm-up and six, then an update at a time up to 1 + 18 steps, of which the last would begin an update.
+    assert_eq!(extensions(&told), [8, 10, 12, 14, 16, 18]);
+    assert_eq!((told.steps(), told.count("optimizer")), (18, 9));
+    assert_eq!(told.samples(), [3, 6, 9, 12, 15, 18], "the cadence is kept where it goes on");
+    let measurement = told.measurement.unwrap();
+    assert_eq!((measurement.steps, measurement.trust), (17, Some(Trust::Wide)));
+    assert_eq!(measurement.peak_allocated_bytes, 19, "figures are over all steps");
+}
+
+#[test]
+fn a_fault_in_an_extension_is_the_trial_s_outcome() {
+    let (spec, script) = restless();
+    let told = run(&spec, &Script { out_of_memory: Some((Phase::Forward, 10)), ..script });
+    assert!(matches!(told.outcome, Outcome::OutOfMemory { step: Some(9), .. }), "{:?}", told.outcome);
+}
+
+#[test]
+fn a_stop_in_an_extension_ends_it_with_the_figures_that_are_there() {
+    let (spec, script) = restless();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let inbox = Inbox::listen(BufReader::new(reader), |_| {});
+    let told = run_with(&spec, &script, &inbox, |message| {
+        if matches!(message, FromWorker::Step { step: 9, .. }) {
+            writer.write_all(b"{\"message\":\"stop\"}\n").unwrap();
+            while !inbox.stop_requested() {
+                std::thread::yield_now();
+            }
+        }
+    });
+    assert_eq!((told.outcome.clone(), told.steps()), (Outcome::Completed, 9));
+    assert_eq!(told.samples(), [3, 6, 9]);
+    assert_eq!(told.measurement.unwrap().steps, 8);
+}
+
+#[test]
+fn probes_and_soaks_are_as_long_as_they_are_asked_to_be() {
+    let (_, script) = restless();
+    for spec in [probe(), spec(Purpose::Soak, 11)] {
+        let told = run(&spec, &script);
+        assert_eq!((told.steps() as u32, extensions(&told)), (spec.total_steps(), vec![]), "{}", spec.purpose);
+    }
 }
 
 #[test]

@@ -91,7 +91,7 @@ pub(super) struct Trial<'a> {
     pub(super) spec: &'a TrialSpec,
     pub(super) session: Phases<'a>,
     pub(super) supplies: &'a dyn Supplies,
-    inbox: &'a Inbox,
+    pub(super) inbox: &'a Inbox,
     pub(super) scratch: &'a Path,
     say: &'a mut Say<'a>,
     pub(super) series: Series,
@@ -114,16 +114,17 @@ impl Trial<'_> {
     pub(super) fn train(&mut self) -> Result<Measurement, Halt> {
         let mut training = self.build()?;
         let mut feed = Feed { batches: self.supplies.training_batches(&self.spec.point), staged: VecDeque::new() };
-        let total = self.spec.total_steps();
+        let mut total = self.spec.total_steps();
         let soak_after = self.spec.is_soak().then(|| self.steps_before_the_soak_s_checks(total));
         while self.finished < total {
-            if self.inbox.stop_requested() {
+            if self.is_cut_short() {
                 return Err(Halt::Ended(Outcome::Cancelled));
             }
             self.step(training.as_mut(), &mut feed)?;
             if self.finished == 1 {
                 self.warn_of_unreached(training.as_ref())?;
             }
+            total = self.steps_in_all(total)?;
             if self.finished.is_multiple_of(self.spec.sample_every.max(1)) || self.finished == total {
                 self.sample()?;
             }
@@ -185,7 +186,7 @@ impl Trial<'_> {
         self.series.times.push(times);
         self.series.losses.push(micro_batch.loss);
         let (trial, step, loss) = (self.spec.id, self.finished, micro_batch.loss);
-        Ok((self.say)(&FromWorker::Step { trial, step, loss, times })?)
+        self.say(&FromWorker::Step { trial, step, loss, times })
     }
 
     /// The batch of this step, with the time blocked on the loader and the time of the copies to the device. Batches
@@ -226,12 +227,17 @@ impl Trial<'_> {
             sample.host_available_bytes = Some(host.available_bytes);
         }
         self.series.samples.push(sample);
-        Ok((self.say)(&FromWorker::Sample { trial: self.spec.id, sample })?)
+        self.say(&FromWorker::Sample { trial: self.spec.id, sample })
+    }
+
+    /// Says something to the driver.
+    pub(super) fn say(&mut self, message: &FromWorker) -> Result<(), Halt> {
+        Ok((self.say)(message)?)
     }
 
     /// Warns of something.
     pub(super) fn warn(&mut self, text: String) -> Result<(), Halt> {
-        Ok((self.say)(&FromWorker::Warning { trial: self.spec.id, text: shortened(text) })?)
+        self.say(&FromWorker::Warning { trial: self.spec.id, text: shortened(text) })
     }
 
     fn warn_of_unreached(&mut self, training: &dyn Training) -> Result<(), Halt> {
