@@ -269,6 +269,7 @@ fn spec(id: u32, purpose: Purpose) -> TrialSpec {
             pin_memory: false,
             gradient_checkpointing: GradientCheckpointing::None,
             trim: Trim::Never,
+            alloc_conf: None,
         },
         warmup_steps: 0,
         steps: 1,

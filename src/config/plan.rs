@@ -156,6 +156,9 @@ pub struct SearchPlan {
     pub prefetch_depth: Vec<usize>,
     /// Batches staged on the device, in the order in which they are preferred.
     pub device_prefetch: Vec<usize>,
+    /// Settings of PyTorch's allocator to try beside the program's own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub alloc_conf: Vec<String>,
 }
 
 /// The micro-batch sizes of the ladder.

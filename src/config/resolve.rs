@@ -5,7 +5,7 @@
 
 use super::checks::{self, Checked};
 use super::file::File;
-use super::leaf::list::Accumulation;
+use super::leaf::list::{Accumulation, AllocConfs};
 use super::leaf::number::Whole;
 use super::plan::{
     BatchSizePlan, BudgetPlan, MemoryPlan, Plan, SafetyPlan, SearchPlan, Subject, TargetPlan, TrialPlan,
@@ -15,8 +15,19 @@ use super::sections::data::Length;
 use super::sections::model::ModelFile;
 use super::source::Located;
 use crate::data::{DataSpec, LengthSpec};
+use crate::memory::AllocatorKind;
 use crate::model::ModelSpec;
 use crate::train::TrainSpec;
+use crate::trial::command::ALLOC_CONF;
+
+/// The settings that `search.alloc_conf: auto` tries: those that PyTorch's own advice names (CUDA semantics, "Optimizing
+/// memory usage with PYTORCH_CUDA_ALLOC_CONF").
+const USUAL_CONFS: [&str; 4] = [
+    "expandable_segments:True",
+    "garbage_collection_threshold:0.8",
+    "max_split_size_mb:128",
+    "roundup_power2_divisions:8",
+];
 
 /// The plan of a file, unless a problem keeps it from having one.
 pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Option<Plan> {
@@ -113,6 +124,19 @@ fn search_plan(file: &File, batch_size: BatchSizePlan) -> SearchPlan {
         loader_workers: ascending(file.search.loader_workers.counts()),
         prefetch_depth: file.search.prefetch_depth.counts(),
         device_prefetch: file.search.device_prefetch.counts(),
+        alloc_conf: alloc_conf(file),
+    }
+}
+
+/// Settings to try. A program that was given some, or an allocator, is to run with those; a model of ours has no such
+/// settings.
+fn alloc_conf(file: &File) -> Vec<String> {
+    let Some(command) = &file.command else { return Vec::new() };
+    let is_given = command.env.contains_key(ALLOC_CONF) || file.memory.allocator.0 != AllocatorKind::Auto;
+    match &file.search.alloc_conf {
+        AllocConfs::Auto if is_given => Vec::new(),
+        AllocConfs::Auto => USUAL_CONFS.map(str::to_owned).to_vec(),
+        AllocConfs::Some(confs) => confs.iter().map(|conf| conf.0.clone()).collect(),
     }
 }
 

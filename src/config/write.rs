@@ -4,10 +4,10 @@ use super::error::ConfigError;
 use super::file::File;
 use super::leaf::amount::{Amount, Rung, Share};
 use super::leaf::choice::{Choice, Pinning};
-use super::leaf::list::{Accumulation, Candidates, Devices};
+use super::leaf::list::{Accumulation, AllocConfs, Candidates, Devices};
 use super::leaf::memory::Limit;
 use super::leaf::number::{Factor, LearningRate, Version, Whole};
-use super::leaf::text::{Argument, DeviceName, Text};
+use super::leaf::text::{Argument, ConfText, DeviceName, Text};
 use super::leaf::time::Time;
 use super::parse;
 use super::plan::{Plan, Subject};
@@ -137,6 +137,10 @@ fn search(plan: &Plan) -> SearchFile {
         loader_workers: Candidates::clamped(&search.loader_workers),
         prefetch_depth: Candidates::clamped(&search.prefetch_depth),
         device_prefetch: Candidates::clamped(&search.device_prefetch),
+        alloc_conf: match plan.command() {
+            Some(_) => AllocConfs::Some(search.alloc_conf.iter().cloned().map(ConfText).collect()),
+            None => AllocConfs::Auto,
+        },
     }
 }
 

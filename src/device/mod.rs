@@ -87,6 +87,9 @@ pub struct DeviceFacts {
     pub limit_bytes: u64,
     /// The allocator that the device itself uses.
     pub allocator: String,
+    /// Settings of PyTorch's allocator in the environment of a program of the user's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alloc_conf: Option<String>,
     /// Processors that this process may run on.
     pub cpus: usize,
     /// The host's name.

@@ -156,6 +156,7 @@ impl Machine {
         Terms {
             limit_bytes: self.limit_bytes,
             allocator: AllocatorKind::Native,
+            alloc_conf: None,
             planned: AllocatorKind::Auto,
             safety: plan.safety,
         }

@@ -35,6 +35,7 @@ pub(crate) fn plan(target: usize) -> Plan {
             loader_workers: vec![0],
             prefetch_depth: vec![2, 1],
             device_prefetch: vec![0],
+            alloc_conf: Vec::new(),
         },
         memory: MemoryPlan { limit: LimitSpec::Auto, allocator: AllocatorKind::Auto, trim: Trim::Never },
         safety: rules::testing::safety(),
@@ -137,6 +138,7 @@ pub(crate) fn facts() -> DeviceFacts {
         external_bytes: 0,
         limit_bytes: 1000 * MIB,
         allocator: "native".to_owned(),
+        alloc_conf: None,
         cpus: 2,
         hostname: "test".to_owned(),
     }

@@ -42,6 +42,7 @@ pub struct Space {
     pins: Vec<bool>,
     modes: Vec<GradientCheckpointing>,
     trim: Trim,
+    alloc_confs: Vec<String>,
 }
 
 impl Space {
@@ -65,6 +66,7 @@ impl Space {
                 only => vec![only],
             },
             trim: plan.memory.trim,
+            alloc_confs: search.alloc_conf.clone(),
         }
     }
 
@@ -138,6 +140,11 @@ impl Space {
         Point { gradient_checkpointing: kind.gradient_checkpointing, ..point }
     }
 
+    /// Settings of PyTorch's allocator to try.
+    pub fn alloc_confs(&self) -> &[String] {
+        &self.alloc_confs
+    }
+
     /// Loader threads to try, ascending.
     pub fn workers(&self) -> Vec<usize> {
         let mut workers = self.workers.clone();
@@ -181,6 +188,7 @@ impl Space {
             pin_memory: loader.pin_memory,
             gradient_checkpointing: self.modes.first().copied().unwrap_or(GradientCheckpointing::None),
             trim: self.trim,
+            alloc_conf: None,
         }
     }
 }

@@ -27,6 +27,7 @@ impl Default for PlainCpu {
             external_bytes: 0,
             limit_bytes: 1 << 30,
             allocator: "system".to_owned(),
+            alloc_conf: None,
             cpus: 1,
             hostname: "test".to_owned(),
         };

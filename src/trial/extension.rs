@@ -64,6 +64,7 @@ mod tests {
             pin_memory: false,
             gradient_checkpointing: GradientCheckpointing::None,
             trim: Trim::Never,
+            alloc_conf: None,
         };
         TrialSpec { id: TrialId(1), purpose, point, warmup_steps, steps, sample_every: 2 }
     }

@@ -168,6 +168,7 @@ mod tests {
                 pin_memory: false,
                 gradient_checkpointing: GradientCheckpointing::None,
                 trim: crate::memory::Trim::Never,
+                alloc_conf: None,
             },
             warmup_steps,
             steps: 10,

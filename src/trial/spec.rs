@@ -42,6 +42,9 @@ pub struct Point {
     pub gradient_checkpointing: GradientCheckpointing,
     /// When cached memory is handed back.
     pub trim: Trim,
+    /// Settings of PyTorch's allocator; `None` leaves the program's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alloc_conf: Option<String>,
 }
 
 impl Point {
@@ -65,6 +68,9 @@ impl fmt::Display for Point {
         if self.device_prefetch > 0 {
             write!(f, ", {} on device", self.device_prefetch)?;
         }
+        if let Some(conf) = &self.alloc_conf {
+            write!(f, ", {conf}")?;
+        }
         Ok(())
     }
 }
@@ -87,6 +93,8 @@ pub enum Purpose {
     Remedy,
     /// Loader workers, prefetch depth and device prefetch.
     Loader,
+    /// Settings of the allocator that a replay prefers.
+    Allocator,
     /// A point of the full grid.
     Grid,
     /// The long verifying run of the recommended configuration.
@@ -103,6 +111,7 @@ impl fmt::Display for Purpose {
             Self::Accumulation => "accumulation",
             Self::Remedy => "remedy",
             Self::Loader => "loader",
+            Self::Allocator => "allocator",
             Self::Grid => "grid",
             Self::Soak => "soak",
         })

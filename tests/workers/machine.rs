@@ -42,6 +42,7 @@ impl Executor for Machine {
             external_bytes: 0,
             limit_bytes: LIMIT_BYTES,
             allocator: "native".to_owned(),
+            alloc_conf: None,
             cpus: 2,
             hostname: "here".to_owned(),
         })

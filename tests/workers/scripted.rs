@@ -268,6 +268,7 @@ fn facts() -> DeviceFacts {
         external_bytes: 0,
         limit_bytes: 1 << 29,
         allocator: "native".to_owned(),
+        alloc_conf: None,
         cpus: 2,
         hostname: "here".to_owned(),
     }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::number::Whole;
 use super::shortened;
-use super::text::DeviceName;
+use super::text::{ConfText, DeviceName};
 
 /// The longest list: every value multiplies the search.
 const LONGEST: usize = 64;
@@ -167,6 +167,56 @@ impl JsonSchema for Accumulation {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         json_schema!({ "anyOf": [{ "const": "auto" }, generator.subschema_for::<Candidates<1, 65_536>>()] })
+    }
+}
+
+/// Allocator settings to try.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AllocConfs {
+    /// Those that help most often, where the program's are its own to choose.
+    #[default]
+    Auto,
+    /// These; none keeps the program's.
+    Some(Vec<ConfText>),
+}
+
+impl Worded for AllocConfs {
+    type List = Vec<ConfText>;
+
+    const EXPECTING: &'static str = "`auto` or a list of settings such as `[\"expandable_segments:True\"]`";
+
+    fn word(text: &str) -> Option<Self> {
+        (text == "auto").then_some(Self::Auto)
+    }
+
+    fn list(list: Self::List) -> Self {
+        Self::Some(list)
+    }
+}
+
+impl<'de> Deserialize<'de> for AllocConfs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(WordedVisitor(PhantomData))
+    }
+}
+
+impl Serialize for AllocConfs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Some(list) => list.serialize(serializer),
+        }
+    }
+}
+
+impl JsonSchema for AllocConfs {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "AllocConfs".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let conf = generator.subschema_for::<ConfText>();
+        json_schema!({ "anyOf": [{ "const": "auto" }, { "type": "array", "items": conf, "maxItems": LONGEST }] })
     }
 }
 

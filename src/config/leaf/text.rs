@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Leaf, LeafVisitor, deserialize_leaf, leaf_schema, serialize_as_text};
 use crate::device::DeviceChoice;
+use crate::memory::policy::AllocConf;
 
 /// The longest name or path.
 const LONGEST: usize = 4096;
@@ -45,6 +46,21 @@ impl Leaf for DeviceName {
 impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// Settings of PyTorch's allocator, in the form of `PYTORCH_CUDA_ALLOC_CONF`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct ConfText(pub String);
+
+impl Leaf for ConfText {
+    fn expecting(f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("settings of PyTorch's allocator, such as `expandable_segments:True,max_split_size_mb:128`")
+    }
+
+    fn from_text(text: &str) -> Option<Self> {
+        (!text.trim().is_empty() && text.parse::<AllocConf>().is_ok()).then(|| Self(text.to_owned()))
     }
 }
 
@@ -125,9 +141,11 @@ serialize_as_text!(DeviceName);
 deserialize_leaf! {
     [] Text;
     [] DeviceName;
+    [] ConfText;
 }
 leaf_schema! {
     [] Text => { "type": "string", "minLength": 1, "maxLength": LONGEST };
     [] DeviceName => { "type": "string", "pattern": "^(auto|cpu|cuda(:[0-9]+)?)$" };
+    [] ConfText => { "type": "string", "minLength": 1 };
     [] Argument => { "type": ["string", "number", "boolean", "object"] };
 }

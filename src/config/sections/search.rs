@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::leaf::amount::{Amount, Rung};
 use crate::config::leaf::choice::Choice;
-use crate::config::leaf::list::{Accumulation, Candidates};
+use crate::config::leaf::list::{Accumulation, AllocConfs, Candidates};
 use crate::search::StrategyKind;
 use crate::units::Fraction;
 
@@ -25,6 +25,8 @@ pub struct SearchFile {
     pub prefetch_depth: Candidates<0, 1024>,
     /// Batches staged on the device ahead of the step, the preferred first.
     pub device_prefetch: Candidates<0, 64>,
+    /// Settings of PyTorch's allocator to try, ranked by replay; for a command.
+    pub alloc_conf: AllocConfs,
 }
 
 impl Default for SearchFile {
@@ -36,6 +38,7 @@ impl Default for SearchFile {
             loader_workers: Candidates::clamped(&[0, 1, 2, 4]),
             prefetch_depth: Candidates::clamped(&[2, 1]),
             device_prefetch: Candidates::clamped(&[0, 1]),
+            alloc_conf: AllocConfs::Auto,
         }
     }
 }

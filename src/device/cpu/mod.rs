@@ -229,6 +229,7 @@ fn cpu_facts(host: facts::HostMemory, limit_bytes: u64, allocator: AllocatorKind
         external_bytes: host.total_bytes - host.available_bytes,
         limit_bytes,
         allocator: allocator.to_string(),
+        alloc_conf: None,
         cpus: facts::cpus(root),
         hostname: facts::hostname(root),
     }

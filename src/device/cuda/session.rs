@@ -85,6 +85,7 @@ impl CudaSession {
             external_bytes: memory.external_bytes(),
             limit_bytes,
             allocator: AllocatorKind::CudaMallocAsync.to_string(),
+            alloc_conf: None,
             cpus: facts::cpus(Path::new("/")),
             hostname: facts::hostname(Path::new("/")),
         };

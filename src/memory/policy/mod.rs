@@ -128,12 +128,21 @@ pub trait Policy: Send {
 pub const KINDS: [AllocatorKind; 3] =
     [AllocatorKind::Native, AllocatorKind::Expandable, AllocatorKind::CudaMallocAsync];
 
-/// The registry: the policy of a kind, with a limit of `limit_bytes`. `auto` is the CPU device's own, `native`.
-pub fn build(kind: AllocatorKind, limit_bytes: u64) -> Box<dyn Policy> {
-    let settings = match kind {
+/// The registry: the settings that make the model one of a kind. `auto` is the CPU device's own, `native`.
+pub fn settings_of(kind: AllocatorKind) -> Settings {
+    match kind {
         AllocatorKind::Auto | AllocatorKind::Native => Settings::default(),
         AllocatorKind::Expandable => Settings::expandable(),
         AllocatorKind::CudaMallocAsync => Settings::driver_pool(ReleaseThreshold::Max),
-    };
+    }
+}
+
+/// The policy of a kind, with a limit of `limit_bytes`.
+pub fn build(kind: AllocatorKind, limit_bytes: u64) -> Box<dyn Policy> {
+    with_settings(settings_of(kind), limit_bytes)
+}
+
+/// The policy with these settings, with a limit of `limit_bytes`.
+pub fn with_settings(settings: Settings, limit_bytes: u64) -> Box<dyn Policy> {
     Box::new(native::Native::with_settings(settings, limit_bytes))
 }

@@ -9,6 +9,7 @@ use crate::device::DeviceFacts;
 use crate::search::knowledge::probed::Summary;
 use crate::search::recommend::{front, standing};
 use crate::search::{History, JudgedTrial, Skip, Space, rules, staged};
+use crate::trial::command::allocator_of;
 use crate::trial::statistics::round_for_json;
 use crate::trial::{Outcome, Point};
 
@@ -70,12 +71,20 @@ fn recommended(source: &Source<'_>, space: &Space, point: &Point) -> Recommended
         gradient_checkpointing: point.gradient_checkpointing,
         batch_norm: source.plan.train.batch_norm,
         trim: point.trim,
-        allocator: Allocator {
-            backend: source.facts.allocator.clone(),
-            release_threshold: (source.facts.allocator == DRIVER_POOL).then_some(u64::MAX),
-            limit_bytes: source.facts.limit_bytes,
-            conf: None,
-        },
+        allocator: allocator(source, point),
+    }
+}
+
+fn allocator(source: &Source<'_>, point: &Point) -> Allocator {
+    let facts = source.facts;
+    let is_command = source.plan.command().is_some();
+    let conf = point.alloc_conf.clone().or_else(|| facts.alloc_conf.clone());
+    Allocator {
+        backend: if is_command { allocator_of(conf.as_deref()).to_string() } else { facts.allocator.clone() },
+        // Of a program of the user's own it is PyTorch that sets it.
+        release_threshold: (!is_command && facts.allocator == DRIVER_POOL).then_some(u64::MAX),
+        limit_bytes: facts.limit_bytes,
+        conf,
     }
 }
 

@@ -50,7 +50,9 @@ pub(super) fn knowledge(plan: &Plan, facts: &DeviceFacts) -> Probed {
     Probed::new(Terms {
         limit_bytes: facts.limit_bytes,
         allocator: serde_json::from_value(named).unwrap_or(AllocatorKind::Native),
-        planned: plan.memory.allocator,
+        alloc_conf: facts.alloc_conf.clone(),
+        // A program of the user's own runs with the allocator that is planned; nothing has to stand in for it.
+        planned: if plan.command().is_some() { AllocatorKind::Auto } else { plan.memory.allocator },
         safety: plan.safety,
     })
 }

@@ -12,7 +12,7 @@ use crate::config::plan::SafetyPlan;
 use crate::memory::forecast::{
     Conditions, ForecastPoint, Forecaster, MIN_BATCH_SIZE, Method, Probe, Request, RunShape,
 };
-use crate::memory::policy::{self, Policy};
+use crate::memory::policy::{self, AllocConf, Backend, Policy};
 use crate::memory::{AllocatorKind, Event, MemorySample, Rates, Trim};
 use crate::search::rules::fragmentation::FragmentationRate;
 use crate::search::rules::headroom::Headroom;
@@ -37,6 +37,8 @@ pub struct Terms {
     pub limit_bytes: u64,
     /// The device's own allocator, by the name in its facts.
     pub allocator: AllocatorKind,
+    /// Its settings, where they are PyTorch's.
+    pub alloc_conf: Option<String>,
     /// The allocator of the planned run.
     pub planned: AllocatorKind,
     /// What counts as safe.
@@ -63,7 +65,7 @@ pub struct Probed {
     recordings: BTreeMap<Kind, BTreeMap<usize, Vec<Event>>>,
     forecasters: BTreeMap<Kind, Forecaster>,
     /// Replays take milliseconds to seconds, and strategies ask again and again.
-    expected: RefCell<BTreeMap<(Kind, usize), Option<Expectation>>>,
+    expected: RefCell<BTreeMap<(Kind, usize, Option<String>), Option<Expectation>>>,
     largest: RefCell<BTreeMap<Kind, Option<usize>>>,
 }
 
@@ -92,7 +94,7 @@ impl Probed {
         let forecaster = Forecaster::new(&probes);
         let method = forecaster.method();
         self.forecasters.insert(kind, forecaster);
-        self.expected.borrow_mut().retain(|(known, _), _| *known != kind);
+        self.expected.borrow_mut().retain(|(known, ..), _| *known != kind);
         self.largest.borrow_mut().remove(&kind);
         Some(method)
     }
@@ -104,7 +106,7 @@ impl Probed {
             return Self::no_forecast(history);
         };
         let forecaster = self.forecasters.get(&kind)?;
-        let device = policies(self.terms.allocator);
+        let device = self.device(point.and_then(|point| point.alloc_conf.as_deref()));
         let largest_batch_size = *self.largest.borrow_mut().entry(kind).or_insert_with(|| {
             let conditions = Conditions { limit_bytes: self.terms.limit_bytes, make_policy: &device };
             forecaster.largest_batch_size(&Request::default(), &conditions).ok().flatten()
@@ -138,7 +140,7 @@ impl Probed {
         let off = |trial: &JudgedTrial| {
             let measurement = trial.record.measurement.as_ref().filter(|_| trial.record.spec.is_measuring())?;
             let point = &trial.record.spec.point;
-            let expected = self.expect(Kind::of(point), point.batch_size)?;
+            let expected = self.look_up(Kind::of(point), point.batch_size, point.alloc_conf.as_deref())?;
             let difference = |forecast: u64, measured: u64| {
                 if measured == 0 { 0.0 } else { forecast.abs_diff(measured) as f64 / measured as f64 * 100.0 }
             };
@@ -153,17 +155,41 @@ impl Probed {
         if forecaster.method() == Method::Exact {
             return 0.0;
         }
-        let device = policies(self.terms.allocator);
+        let device = self.device(None);
         let percent = forecaster
             .error_percent(&device)
             .map_or(UNKNOWN_ERROR_PERCENT, |error| (error * ERROR_FACTOR).max(LEAST_ERROR_PERCENT));
         (percent / 100.0).min(1.0)
     }
 
-    fn compute(&self, kind: Kind, batch_size: usize) -> Option<Expectation> {
+    /// The device's own allocator, with these settings in place of its own.
+    fn device(&self, alloc_conf: Option<&str>) -> impl Fn(u64) -> Box<dyn Policy> + Sync + use<> {
+        let conf = alloc_conf.or(self.terms.alloc_conf.as_deref()).and_then(|conf| conf.parse::<AllocConf>().ok());
+        let settings = match conf {
+            Some(conf) if conf.backend == Backend::Native => conf.settings,
+            Some(_) => policy::settings_of(AllocatorKind::CudaMallocAsync),
+            None => policy::settings_of(self.terms.allocator),
+        };
+        move |limit_bytes| policy::with_settings(settings, limit_bytes)
+    }
+
+    fn look_up(&self, kind: Kind, batch_size: usize, alloc_conf: Option<&str>) -> Option<Expectation> {
+        if batch_size < MIN_BATCH_SIZE {
+            return None;
+        }
+        let key = (kind, batch_size, alloc_conf.map(str::to_owned));
+        if let Some(known) = self.expected.borrow().get(&key) {
+            return known.clone();
+        }
+        let computed = self.compute(kind, batch_size, alloc_conf);
+        self.expected.borrow_mut().insert(key, computed.clone());
+        computed
+    }
+
+    fn compute(&self, kind: Kind, batch_size: usize, alloc_conf: Option<&str>) -> Option<Expectation> {
         let forecaster = self.forecasters.get(&kind)?;
         let limit_bytes = self.terms.limit_bytes;
-        let device = policies(self.terms.allocator);
+        let device = self.device(alloc_conf);
         let shape = RunShape::recorded(batch_size);
         let point = forecaster.point(shape, &Conditions { limit_bytes, make_policy: &device }).ok().flatten()?;
         let shadow = self.shadow_rates(forecaster, shape);
@@ -236,15 +262,11 @@ impl Knowledge for Probed {
     }
 
     fn expect(&self, kind: Kind, batch_size: usize) -> Option<Expectation> {
-        if batch_size < MIN_BATCH_SIZE {
-            return None;
-        }
-        if let Some(known) = self.expected.borrow().get(&(kind, batch_size)) {
-            return known.clone();
-        }
-        let computed = self.compute(kind, batch_size);
-        self.expected.borrow_mut().insert((kind, batch_size), computed.clone());
-        computed
+        self.look_up(kind, batch_size, None)
+    }
+
+    fn expect_under(&self, kind: Kind, batch_size: usize, alloc_conf: &str) -> Option<Expectation> {
+        self.look_up(kind, batch_size, Some(alloc_conf))
     }
 }
 
@@ -264,6 +286,7 @@ fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
         pin_memory: false,
         gradient_checkpointing: GradientCheckpointing::None,
         trim: Trim::Never,
+        alloc_conf: None,
     };
     let (warmup_steps, steps, sample_every) = (WARM_UP_STEPS, 1, 1);
     let measurement = Measurement {

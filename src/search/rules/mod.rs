@@ -218,6 +218,7 @@ pub(crate) mod testing {
             pin_memory: false,
             gradient_checkpointing: GradientCheckpointing::None,
             trim: Trim::Never,
+            alloc_conf: None,
         }
     }
 

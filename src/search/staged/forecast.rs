@@ -18,17 +18,22 @@ impl Staged {
     ) -> Result<Vec<Safe<'a>>, Ask> {
         let mut safe: Vec<Safe<'a>> = Vec::new();
         for pair in self.space.pairs().to_vec() {
-            let point = self.base_point(pair, mode);
-            let is_measured = view.history.measured(&point).is_some();
-            if !is_measured {
-                if let Some(reason) = self.expect(view, pair, mode)?.and_then(|expected| expected.breach) {
+            let mut point = self.base_point(pair, mode);
+            if view.history.measured(&point).is_none()
+                && let Some(reason) = self.expect(view, pair, mode)?.and_then(|expected| expected.breach)
+            {
+                // Settings under which it fits come before a smaller batch.
+                let Some(conf) = self.least_alloc_conf(view, &point) else {
                     self.skip(point, reason);
                     continue;
-                }
-                if let Some(reason) = cannot_win(view, pair, &safe) {
-                    self.skip(point, reason);
-                    continue;
-                }
+                };
+                point.alloc_conf = Some(conf);
+            }
+            if view.history.measured(&point).is_none()
+                && let Some(reason) = cannot_win(view, pair, &safe)
+            {
+                self.skip(point, reason);
+                continue;
             }
             let purpose = if 2 * pair.batch_size >= self.largest() { Purpose::Ladder } else { Purpose::Accumulation };
             match self.settle(view, point, purpose) {

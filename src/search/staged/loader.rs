@@ -15,7 +15,8 @@ impl Staged {
     pub(super) fn best_loader(&self, view: View<'_>, found: Safe<'_>) -> Result<Point, Ask> {
         let (first, _) = &found;
         let pair = self.space.pair_of(first.batch_size);
-        if *first != self.base_point(pair, first.gradient_checkpointing) {
+        let base = self.base_point(pair, first.gradient_checkpointing);
+        if *first != (Point { alloc_conf: first.alloc_conf.clone(), ..base }) {
             // A remedied point: what it took to make it safe is not to be put at risk again.
             return Ok(first.clone());
         }

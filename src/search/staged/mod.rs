@@ -12,7 +12,8 @@
 //! 4. **Remedies** ([`settle`]): a size that fragments though memory is left gets less in flight first, and its cache
 //!    handed back, before a smaller batch is taken.
 //! 5. **Loader** ([`loader`]): workers upward until the step no longer waits; on a breach the prefetch depth goes first.
-//! 6. **Soak** ([`soak`]): the best point is proved by a long run; on a breach the next best is.
+//! 6. **Allocator** ([`allocator`]): settings of PyTorch's allocator that hold less by replay are confirmed by a run.
+//! 7. **Soak** ([`soak`]): the best point is proved by a long run; on a breach the next best is.
 //!
 //! The strategy keeps no state between calls but for what it has reported. It derives where it stands from the history
 //! each time, which makes a resumed study and an uninterrupted one the same.
@@ -27,6 +28,7 @@ use super::{Ask, Conclusion, History, JudgedTrial, Knowledge, Skip, Space, Strat
 use crate::train::GradientCheckpointing;
 use crate::trial::{Outcome, Point, Purpose};
 
+mod allocator;
 mod forecast;
 mod ladder;
 mod loader;
@@ -105,6 +107,7 @@ impl Staged {
             return Ok(Ask::Finished(Conclusion::NoSafePoint));
         };
         let point = self.best_loader(view, (point, trial))?;
+        let point = self.best_alloc_conf(view, point)?;
         self.soak(view, &point)
     }
 

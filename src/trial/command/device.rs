@@ -65,6 +65,7 @@ pub(super) fn place(
         external_bytes: memory.external_bytes(),
         limit_bytes,
         allocator: allocator.to_string(),
+        alloc_conf: None,
         cpus: facts::cpus(root),
         hostname: facts::hostname(root),
     };

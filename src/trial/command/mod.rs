@@ -106,7 +106,7 @@ impl CommandExecutor {
     fn launch(&self, spec: &TrialSpec, files: &TrialFiles, placement: &Placement) -> Launch {
         let config = &self.config;
         let filling = Filling { trial: spec, precision: &config.precision, seed: config.seed };
-        let conf = config.alloc_conf();
+        let conf = spec.point.alloc_conf.clone().or_else(|| config.alloc_conf());
         let bounds = Bounds {
             limit_bytes: (!spec.is_probe()).then_some(placement.facts.limit_bytes),
             alloc_conf: conf.as_deref(),
@@ -263,8 +263,9 @@ fn unreported(used: Option<&GpuUse>) -> String {
 impl Executor for CommandExecutor {
     fn start(&mut self) -> Result<DeviceFacts, ExecutorError> {
         let allocator = allocator_of(self.config.alloc_conf().as_deref());
-        let placement = device::place(self.config.device, self.config.limit, allocator)
+        let mut placement = device::place(self.config.device, self.config.limit, allocator)
             .map_err(|error| ExecutorError::DeviceUnavailable(with_causes(&error)))?;
+        placement.facts.alloc_conf = self.config.alloc_conf();
         let facts = placement.facts.clone();
         self.placement = Some(placement);
         Ok(facts)

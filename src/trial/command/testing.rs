@@ -31,6 +31,7 @@ pub(super) fn trial(batch_size: usize) -> TrialSpec {
         pin_memory: true,
         gradient_checkpointing: GradientCheckpointing::None,
         trim: Trim::Never,
+        alloc_conf: None,
     };
     TrialSpec { id: TrialId(3), purpose: Purpose::Ladder, point, warmup_steps: 2, steps: 10, sample_every: 2 }
 }

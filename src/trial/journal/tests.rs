@@ -21,6 +21,7 @@ fn spec(id: u32) -> TrialSpec {
             pin_memory: false,
             gradient_checkpointing: GradientCheckpointing::None,
             trim: Trim::Never,
+            alloc_conf: None,
         },
         warmup_steps: 2,
         steps: 10,
@@ -56,6 +57,7 @@ fn entries() -> Vec<Entry> {
         external_bytes: 0,
         limit_bytes: 4,
         allocator: "native".to_owned(),
+        alloc_conf: None,
         cpus: 2,
         hostname: "here".to_owned(),
     };

@@ -269,6 +269,7 @@ fn spec(purpose: Purpose, steps: u32) -> TrialSpec {
             pin_memory: false,
             gradient_checkpointing: GradientCheckpointing::None,
             trim: Trim::Never,
+            alloc_conf: None,
         },
         warmup_steps: 1,
         steps,
@@ -317,6 +318,7 @@ fn facts() -> DeviceFacts {
         external_bytes: 0,
         limit_bytes: 10,
         allocator: "native".to_owned(),
+        alloc_conf: None,
         cpus: 1,
         hostname: "here".to_owned(),
     }
