@@ -121,10 +121,11 @@ impl Checks<'_> {
                 self.refuse(ProblemKind::InvalidValue, &format!("command.env.{name}"), &message);
             }
         }
+        let cwd = self.command_folder(command.cwd.as_ref());
         Some(CommandSpec {
             run: run.into_iter().collect::<Option<_>>()?,
             env: env.into_iter().map(|(name, value)| Some((name, value?))).collect::<Option<_>>()?,
-            cwd: self.command_folder(command.cwd.as_ref())?,
+            cwd: cwd?,
             preload: command.preload.iter().map(|module| module.0.clone()).collect(),
             timeout: command.timeout.duration(),
         })

@@ -72,12 +72,19 @@ fn ended(record: &TrialRecord, verdict: &Verdict) -> String {
     let trial = JudgedTrial { record: record.clone(), verdict: verdict.clone() };
     let result = if trial.is_safe() { "ok".to_owned() } else { harmless(&breach_reason(&trial)) };
     let figures = record.measurement.as_ref().map_or_else(String::new, |measurement| {
-        format!(
-            "{:.1} samples/s, {:.1} ms a step, peak {}, ",
-            measurement.samples_per_second,
-            measurement.step_ms.p50,
-            Bytes(measurement.peak_reserved_bytes)
-        )
+        // What a program does not tell is not known, and not zero.
+        let speed = match (measurement.samples_per_second > 0.0, measurement.step_ms.p50 > 0.0) {
+            (true, true) => {
+                format!("{:.1} samples/s, {:.1} ms a step, ", measurement.samples_per_second, measurement.step_ms.p50)
+            }
+            (true, false) => format!("{:.1} samples/s, its start included, ", measurement.samples_per_second),
+            (false, _) => String::new(),
+        };
+        let peak = match measurement.peak_reserved_bytes {
+            0 => String::new(),
+            bytes => format!("peak {}, ", Bytes(bytes)),
+        };
+        format!("{speed}{peak}")
     });
     format!("trial {}: {figures}{result} ({:.1} s)", record.spec.id, record.seconds)
 }

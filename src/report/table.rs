@@ -6,6 +6,7 @@ use super::Recommendation;
 use super::recommendation::{Measured, Recommended};
 use crate::search::recommend::Status;
 use crate::search::{History, JudgedTrial, staged};
+use crate::trial::Measurement;
 use crate::trial::statistics::Trust;
 use crate::units::{Bytes, Fraction, plural};
 
@@ -46,15 +47,18 @@ fn row(trial: &JudgedTrial) -> [String; 8] {
     let measurement = record.measurement.as_ref();
     let rate = trial.verdict.checks.iter().find(|check| check.rule == "fragmentation").and_then(|check| check.value);
     let dash = || "-".to_owned();
+    // A program that does not report tells neither its speed nor its memory.
+    let told = |is_told: fn(&Measurement) -> bool| measurement.filter(|measurement| is_told(measurement));
     [
         record.spec.id.to_string(),
         record.spec.purpose.to_string(),
         format!("{} × {}", point.batch_size, point.accumulation_steps),
         format!("{} × {}", point.loader_workers, point.prefetch_depth),
-        measurement.map_or_else(dash, |measurement| {
+        told(|measurement| measurement.samples_per_second > 0.0).map_or_else(dash, |measurement| {
             format!("{}{:.1}", if is_certain(trial) { "" } else { "~" }, measurement.samples_per_second)
         }),
-        measurement.map_or_else(dash, |measurement| Bytes(measurement.peak_reserved_bytes).to_string()),
+        told(|measurement| measurement.peak_reserved_bytes > 0)
+            .map_or_else(dash, |measurement| Bytes(measurement.peak_reserved_bytes).to_string()),
         rate.map_or_else(dash, |rate| format!("{:.1}%", rate * 100.0)),
         if trial.is_safe() { "ok".to_owned() } else { single_line(&staged::breach_reason(trial)) },
     ]

@@ -46,7 +46,7 @@ impl Recommendation {
             schema: SCHEMA.to_owned(),
             status: standing.status(),
             recommended: trial.map(|trial| recommended(source, &space, &trial.record.spec.point)),
-            measured: trial.and_then(|trial| measured(source.plan, trial)),
+            measured: trial.and_then(|trial| measured(source, trial)),
             checks: trial.map(|trial| trial.verdict.checks.clone()).unwrap_or_default(),
             forecast: source.forecast.as_ref().map(forecast),
             alternatives: alternatives(source.history, &space, standing.point()),
@@ -88,12 +88,15 @@ fn allocator(source: &Source<'_>, point: &Point) -> Allocator {
     }
 }
 
-fn measured(plan: &Plan, trial: &JudgedTrial) -> Option<Measured> {
+fn measured(source: &Source<'_>, trial: &JudgedTrial) -> Option<Measured> {
+    let safety = &source.plan.safety;
     let record = &trial.record;
     let measurement = record.measurement.as_ref()?;
     let steady = || record.samples.iter().filter(|sample| sample.step > rules::WARM_UP_STEPS);
-    let limit_bytes = record.samples.iter().map(|sample| sample.limit_bytes).max().unwrap_or(0);
-    let rates: Vec<f64> = steady().filter_map(|sample| rules::fragmentation::rate(sample, &plan.safety)).collect();
+    let limit_bytes = record.samples.iter().map(|sample| sample.limit_bytes).max();
+    // A program that does not report has no samples; the limit is the device's all the same.
+    let limit_bytes = limit_bytes.unwrap_or(source.facts.limit_bytes);
+    let rates: Vec<f64> = steady().filter_map(|sample| rules::fragmentation::rate(sample, safety)).collect();
     Some(Measured {
         samples_per_second: measurement.samples_per_second,
         step_ms: measurement.step_ms,
@@ -106,10 +109,10 @@ fn measured(plan: &Plan, trial: &JudgedTrial) -> Option<Measured> {
         largest_request_bytes: measurement.largest_request_bytes,
         allocated_blocks: record.samples.last().map_or(0, |sample| sample.allocated_blocks),
         fragmentation: Fragmentation {
-            metric: plan.safety.fragmentation_metric,
+            metric: safety.fragmentation_metric,
             max: rates.iter().copied().reduce(f64::max),
             last: rates.last().copied(),
-            threshold: plan.safety.fragmentation_threshold.0,
+            threshold: safety.fragmentation_threshold.0,
         },
         steps: measurement.steps,
         first_loss: measurement.first_loss,

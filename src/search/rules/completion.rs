@@ -16,6 +16,7 @@ impl Rule for Completion {
 
     fn check(&self, trial: &TrialRecord, _safety: &SafetyPlan) -> Finding {
         let (level, reason) = match &trial.outcome {
+            Outcome::Completed if !trial.is_observed() => (Level::Passed, "it ran, and nothing failed".to_owned()),
             Outcome::Completed => (Level::Passed, format!("all {} ran", plural(steps_run(trial) as usize, "step"))),
             outcome => (Level::Failed, outcome.to_string()),
         };
