@@ -12,7 +12,7 @@ use super::connection::{Ask, Reply, Run, wire};
 use super::output::Output;
 use super::python::{Program, Python};
 use super::running::{Body, Exit, Running};
-use super::server::{Server, ServerError, environment_of};
+use super::server::{Server, ServerError, environment_of_trial};
 use super::{Launch, Start};
 
 /// For the server to fork.
@@ -33,7 +33,7 @@ pub(super) fn start(server: &Arc<Server>, python: &Python, launch: &Launch) -> R
         module,
         command: words(&launch.arguments),
         arguments: words(&python.arguments),
-        environment: environment_of(launch).iter().map(wired).collect(),
+        environment: environment_of_trial(launch).iter().map(wired).collect(),
         directory: wire(launch.directory.as_os_str()),
     };
     let fork = Fork::ask(server, run, writer)?;
