@@ -39,7 +39,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Between two looks at whether it has died of SIGKILL.
 const DYING_POLL: Duration = Duration::from_millis(1);
 /// Lines of the server's log that a reason shows.
-const SHOWN_LINES: usize = 8;
+const SHOWN_LINES: usize = 12;
 /// What differs from trial to trial, and is therefore not of the server's environment.
 const TRIAL_PREFIX: &[u8] = b"TUNE_";
 
@@ -191,6 +191,12 @@ impl Server {
     /// Whether it listens still.
     pub(super) fn is_alive(&self) -> bool {
         !self.connection.is_closed()
+    }
+
+    /// The process group that it leads.
+    #[cfg(test)]
+    pub(super) fn group(&self) -> Pid {
+        self.group
     }
 
     pub(super) fn connection(&self) -> &Connection {

@@ -13,10 +13,14 @@ its output flushed by Python itself. All that is left of the server are its modu
 import sys
 
 _at_start = set(sys.modules)
+# The folder it was started in, unless an option says otherwise. What is beside the script must not be taken for a
+# module of Python's.
+_looks_beside_the_script = sys.path[:1] == [""]
+if _looks_beside_the_script:
+    del sys.path[0]
 
 import array
 import ctypes
-import importlib
 import json
 import os
 import select
@@ -78,13 +82,16 @@ def _preload(modules, path):
         raise _Unfit("`%s` beside the script hides a module of Python's own that the server has loaded" % hidden[0])
     if sys.version_info < (3, 8):
         raise _Unfit("Python %d.%d is older than 3.8" % sys.version_info[:2])
-    if sys.path and sys.path[0] == "":
-        sys.path[0] = path
+    if sys.version_info < (3, 9) and sys.flags.dev_mode:
+        # At its end a fork frees locks by another allocator than took them.
+        raise _Unfit("Python 3.8 cannot be forked in its development mode")
+    if _looks_beside_the_script:
+        sys.path.insert(0, path)
     for name in modules:
         try:
-            importlib.import_module(name)
+            __import__(name)
         except BaseException as error:
-            traceback.print_exc()
+            sys.excepthook(type(error), error, error.__traceback__.tb_next)
             raise _Unfit("cannot import `%s`: %s: %s" % (name, type(error).__name__, error))
     _check_forkable()
 
@@ -268,7 +275,7 @@ def _arrange(ask):
     if hasattr(sys, "orig_argv"):
         # The first is the interpreter's own: a wrapper may stand between it and the command.
         sys.orig_argv = sys.orig_argv[:1] + [_path(word) for word in ask["command"][1:]]
-    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+    if _looks_beside_the_script:
         first = os.getcwd() if script is None else os.path.dirname(os.path.realpath(script))
         # An import may have put something before it.
         sys.path[sys.path.index(ask["path"]) if ask["path"] in sys.path else 0] = first
@@ -277,7 +284,7 @@ def _arrange(ask):
         # An interpreter of its own would have drawn this from the system; Python's `random` sees to it by itself.
         numpy_random.seed()
     if script is not None and sys.version_info >= (3, 9) and not os.path.isabs(script):
-        script = os.path.join(os.getcwd(), script[2:] if script.startswith("./") else script)
+        script = os.path.join(os.getcwd(), script)
     return script
 
 
