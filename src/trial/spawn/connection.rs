@@ -45,7 +45,7 @@ pub(super) struct Run {
     pub(super) command: Vec<String>,
     /// What follows the script's or the module's name.
     pub(super) arguments: Vec<String>,
-    /// All of it: nothing of the server's remains.
+    /// What the server's environment lacks.
     pub(super) environment: Vec<(String, String)>,
     pub(super) directory: String,
 }

@@ -214,3 +214,101 @@ impl Tally {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::{GIB, MIB};
+
+    fn reading(used_bytes: u64, processes: &[(u32, Option<u64>)]) -> CardReading {
+        CardReading { used_bytes, processes: processes.to_vec() }
+    }
+
+    /// What is told of a baseline and readings, where 50 to 59 are the command's processes.
+    fn told(baseline: CardReading, readings: &[CardReading]) -> GpuUse {
+        let mut tally = Tally::over(baseline);
+        for reading in readings {
+            tally.add(reading, |process| (50..60).contains(&process));
+        }
+        tally.result()
+    }
+
+    #[test]
+    fn the_commands_processes_are_summed_and_their_peak_kept() {
+        let seen = told(
+            reading(3 * GIB, &[(7, Some(3 * GIB))]),
+            &[
+                reading(3 * GIB, &[(7, Some(3 * GIB))]),
+                reading(9 * GIB, &[(7, Some(3 * GIB)), (50, Some(4 * GIB)), (51, Some(2 * GIB))]),
+                reading(20 * GIB, &[(7, Some(15 * GIB)), (50, Some(5 * GIB))]),
+            ],
+        );
+        assert_eq!(
+            seen,
+            GpuUse {
+                peak_bytes: Some(6 * GIB),
+                peak_used_bytes: 20 * GIB,
+                baseline_used_bytes: 3 * GIB,
+                attributed: Attribution::Processes,
+                samples: 3,
+            }
+        );
+        assert_eq!(seen.to_string(), "6.0 GiB");
+    }
+
+    #[test]
+    fn where_processes_are_hidden_the_rise_is_told_as_nobodys() {
+        for hidden in [&[][..], &[(4242, Some(8 * GIB))], &[(50, None)]] {
+            let seen = told(reading(GIB, &[]), &[reading(9 * GIB, hidden), reading(2 * GIB, hidden)]);
+            assert_eq!((seen.peak_bytes, seen.attributed), (Some(8 * GIB), Attribution::Rise), "{hidden:?}");
+            assert_eq!(seen.to_string(), "unknown process, 8.0 GiB");
+        }
+        let freed = told(reading(5 * GIB, &[]), &[reading(GIB, &[])]);
+        assert_eq!((freed.peak_bytes, freed.peak_used_bytes), (Some(0), 5 * GIB));
+    }
+
+    #[test]
+    fn a_number_that_was_taken_before_the_start_is_another_namespaces() {
+        let seen =
+            told(reading(GIB, &[(50, Some(GIB))]), &[reading(4 * GIB, &[(50, Some(GIB)), (4242, Some(3 * GIB))])]);
+        assert_eq!((seen.peak_bytes, seen.attributed), (Some(3 * GIB), Attribution::Rise));
+    }
+
+    #[test]
+    fn without_a_card_nothing_is_told_and_nothing_fails() {
+        let seen = GpuBaseline::with(None).follow(1).finish();
+        assert_eq!((seen.peak_bytes, seen.samples, seen.attributed), (None, 0, Attribution::Rise));
+        assert_eq!(seen.to_string(), "not seen");
+        assert_eq!(GpuWatch::start(CardId::Uuid("GPU-none"), 1).finish(), seen);
+    }
+
+    /// Reads what a script says, and then nothing more.
+    struct Scripted {
+        readings: std::vec::IntoIter<CardReading>,
+        done: Option<Sender<()>>,
+    }
+
+    impl CardReader for Scripted {
+        fn read(&mut self) -> Option<CardReading> {
+            let next = self.readings.next();
+            if next.is_none() {
+                self.done = None;
+            }
+            next
+        }
+    }
+
+    #[test]
+    fn a_thread_reads_the_card_until_the_watch_ends() {
+        let own = std::process::id();
+        let readings =
+            vec![reading(MIB, &[]), reading(5 * MIB, &[(own, Some(2 * MIB))]), reading(MIB, &[(own, Some(MIB))])];
+        let (done, script_read) = bounded(0);
+        let reader = Scripted { readings: readings.into_iter(), done: Some(done) };
+        let group = nix::unistd::getpgrp().as_raw().unsigned_abs();
+        let watch = GpuBaseline::with(Some(Box::new(reader))).follow(group);
+        assert!(script_read.recv().is_err());
+        let seen = watch.finish();
+        assert_eq!((seen.peak_bytes, seen.attributed, seen.samples), (Some(2 * MIB), Attribution::Processes, 2));
+    }
+}

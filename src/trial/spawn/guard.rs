@@ -7,9 +7,8 @@
 //! It also keeps the group's number: while the guard is not reaped, running or zombie, the number of its group cannot
 //! be given to another. Without a shell there is no guard, and the rest works as before.
 
-use std::process::{Child, Command, Stdio};
-
 use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 
 use nix::unistd::Pid;
 
@@ -39,6 +38,12 @@ impl Guard {
                 None
             }
         }
+    }
+
+    /// Closes the pipe.
+    #[cfg(test)]
+    pub(super) fn let_go(&mut self) {
+        self.0.stdin = None;
     }
 }
 

@@ -68,3 +68,48 @@ impl Place {
         Some(Self { parent, group, started })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command, Stdio};
+
+    #[test]
+    fn names_with_parentheses_do_not_shift_the_fields() {
+        let rest = "S 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 777 9";
+        let place = Some(Place { parent: 1, group: 42, started: 777 });
+        assert_eq!(Place::parse(&format!("7 (sleep) {rest}")), place);
+        assert_eq!(Place::parse(&format!("7 (a) S 1 (b)) {rest}")), place);
+        for bad in ["", "7 (sleep)", "7 (sleep) S 1 42", "7 (sleep) S one 42 42 0 -1"] {
+            assert_eq!(Place::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_group_and_its_descendants_are_kin_and_their_parents_are_not() {
+        // A shell that leads a group, and a child of it with a group of its own.
+        let script = "set -m; sleep 600 & echo $!; read line";
+        let mut shell: Child = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut line).unwrap();
+        let child: u32 = line.trim().parse().unwrap();
+        let mut kin = Kin::of(shell.id());
+        assert!(kin.includes(shell.id()) && kin.includes(child));
+        assert!(!kin.includes(std::process::id()) && !kin.includes(1) && !kin.includes(u32::MAX));
+        // Its parent ends; it was seen before, so it is known still.
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        assert!(kin.includes(child));
+        assert!(!Kin::of(u32::MAX).includes(child));
+        let own = nix::unistd::Pid::from_raw(i32::try_from(child).unwrap());
+        nix::sys::signal::kill(own, nix::sys::signal::Signal::SIGKILL).unwrap();
+    }
+}

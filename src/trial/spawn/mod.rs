@@ -23,6 +23,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::executor::Interrupt;
 
@@ -45,6 +46,9 @@ pub use running::{End, Exit, Running};
 
 use python::Python;
 use server::{Server, ServerError};
+
+/// For a server to fork. Longer, and it hangs.
+const FORKING: Duration = Duration::from_secs(10);
 
 /// What to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +112,8 @@ pub struct Spawner {
     server: Option<Arc<Server>>,
     /// The last kind of launch for which no server came up, and why: asking again would cost the imports again.
     refused: Option<(server::Key, String)>,
+    /// For a server to fork.
+    forking: Duration,
     last: Option<Start>,
     told: bool,
 }
@@ -115,7 +121,15 @@ pub struct Spawner {
 impl Spawner {
     /// A spawner that imports these Python modules once; with none every start is plain.
     pub fn new(preload: Vec<String>) -> Self {
-        Self { preload, interrupt: Interrupt::default(), server: None, refused: None, last: None, told: true }
+        Self {
+            preload,
+            interrupt: Interrupt::default(),
+            server: None,
+            refused: None,
+            forking: FORKING,
+            last: None,
+            told: true,
+        }
     }
 
     /// Stops waiting for imports when `interrupt` asks for it.
@@ -177,7 +191,7 @@ impl Spawner {
                     Err(error) => break error.to_string(),
                 },
             };
-            match warm::start(&server, &python, launch) {
+            match warm::start(&server, &python, launch, self.forking) {
                 Ok(running) => {
                     self.server = Some(server);
                     return Ok(running);

@@ -151,6 +151,14 @@ impl Running {
         End { exit, log: self.output.tail() }
     }
 
+    /// Lets the guard believe that this process has ended.
+    #[cfg(test)]
+    pub(super) fn abandon(&mut self) {
+        if let Some(guard) = &mut self.guard {
+            guard.let_go();
+        }
+    }
+
     fn signal(&self, signal: Signal) {
         if !matches!(self.state, State::Released(_)) && self.holds_the_number() {
             let _ = killpg(self.group, signal);

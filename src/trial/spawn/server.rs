@@ -5,7 +5,7 @@
 //! spawner have let it go; its forks ask the kernel to be ended with it.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -27,6 +27,7 @@ use super::guard::Guard;
 use super::output::Output;
 use super::python::Python;
 use crate::trial::executor::Interrupt;
+use crate::trial::process::child::DEATH;
 
 const PROGRAM: &str = include_str!("warm.py");
 /// For the imports; a cold file cache on a network disk takes minutes.
@@ -35,8 +36,10 @@ const IMPORTS: Duration = Duration::from_secs(300);
 const TICK: Duration = Duration::from_millis(50);
 /// For what it printed last to be read.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Between two looks at whether it has died of SIGKILL.
+const DYING_POLL: Duration = Duration::from_millis(1);
 /// Lines of the server's log that a reason shows.
-const SHOWN_LINES: usize = 8;
+const SHOWN_LINES: usize = 12;
 /// What differs from trial to trial, and is therefore not of the server's environment.
 const TRIAL_PREFIX: &[u8] = b"TUNE_";
 
@@ -56,7 +59,7 @@ pub(super) struct Key {
 impl Key {
     pub(super) fn of(python: &Python, launch: &Launch) -> Self {
         let mut environment = environment_of(launch);
-        environment.retain(|name, _| !name.as_bytes().starts_with(TRIAL_PREFIX));
+        environment.retain(|name, _| !is_the_trials(name));
         Self {
             interpreter: python.interpreter.clone(),
             options: python.options.clone(),
@@ -67,8 +70,19 @@ impl Key {
     }
 }
 
+/// What of a launch's environment its server does not have.
+pub(super) fn environment_of_trial(launch: &Launch) -> BTreeMap<OsString, OsString> {
+    let mut environment = environment_of(launch);
+    environment.retain(|name, _| is_the_trials(name));
+    environment
+}
+
+fn is_the_trials(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(TRIAL_PREFIX)
+}
+
 /// This process's environment with the launch's on top.
-pub(super) fn environment_of(launch: &Launch) -> BTreeMap<OsString, OsString> {
+fn environment_of(launch: &Launch) -> BTreeMap<OsString, OsString> {
     let mut environment: BTreeMap<_, _> = std::env::vars_os().collect();
     environment.extend(launch.environment.iter().cloned());
     environment
@@ -179,6 +193,12 @@ impl Server {
         !self.connection.is_closed()
     }
 
+    /// The process group that it leads.
+    #[cfg(test)]
+    pub(super) fn group(&self) -> Pid {
+        self.group
+    }
+
     pub(super) fn connection(&self) -> &Connection {
         &self.connection
     }
@@ -192,7 +212,10 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
-        let _ = self.child.wait();
+        let until = Instant::now() + DEATH;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
+            thread::sleep(DYING_POLL);
+        }
         self.guard = None;
     }
 }

@@ -12,14 +12,16 @@ use super::connection::{Ask, Reply, Run, wire};
 use super::output::Output;
 use super::python::{Program, Python};
 use super::running::{Body, Exit, Running};
-use super::server::{Server, ServerError, environment_of};
+use super::server::{Server, ServerError, environment_of_trial};
 use super::{Launch, Start};
 
-/// For the server to fork.
-const FORKING: Duration = Duration::from_secs(10);
-
 /// Forks it from `server`. An error says that this server is of no use any more.
-pub(super) fn start(server: &Arc<Server>, python: &Python, launch: &Launch) -> Result<Running, ServerError> {
+pub(super) fn start(
+    server: &Arc<Server>,
+    python: &Python,
+    launch: &Launch,
+    patience: Duration,
+) -> Result<Running, ServerError> {
     let (writer, output) = Output::open()?;
     let (script, module) = match &python.program {
         Program::Script(script) => (Some(wire(script)), None),
@@ -33,10 +35,10 @@ pub(super) fn start(server: &Arc<Server>, python: &Python, launch: &Launch) -> R
         module,
         command: words(&launch.arguments),
         arguments: words(&python.arguments),
-        environment: environment_of(launch).iter().map(wired).collect(),
+        environment: environment_of_trial(launch).iter().map(wired).collect(),
         directory: wire(launch.directory.as_os_str()),
     };
-    let fork = Fork::ask(server, run, writer)?;
+    let fork = Fork::ask(server, run, writer, patience)?;
     let start = Start::Warm { python: server.python().to_owned() };
     Ok(Running::new(fork.pid, Body::Warm(fork), output, start))
 }
@@ -53,11 +55,11 @@ pub(super) struct Fork {
 
 impl Fork {
     /// Asks for a fork. `output` is closed here as soon as the fork has it.
-    fn ask(server: &Arc<Server>, mut run: Run, output: impl AsFd) -> Result<Self, ServerError> {
+    fn ask(server: &Arc<Server>, mut run: Run, output: impl AsFd, patience: Duration) -> Result<Self, ServerError> {
         let (number, answers) = server.connection().open_run();
         run.run = number;
         let asked = server.connection().ask(&Ask::Run(Box::new(run)), Some(output.as_fd()));
-        let why = match asked.map(|()| answers.recv_timeout(FORKING)) {
+        let why = match asked.map(|()| answers.recv_timeout(patience)) {
             Ok(Ok(Reply::Started { pid, .. })) => {
                 let server = Arc::clone(server);
                 return Ok(Self { server, run: number, pid: Pid::from_raw(pid), answers, exit: None });
