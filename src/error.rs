@@ -97,7 +97,13 @@ impl Error {
             Self::Device(_) => exit_code::DEVICE_UNAVAILABLE,
             Self::Export(error) => match error {
                 ExportError::NotSafe(_) | ExportError::Stale { .. } => exit_code::NO_SAFE_CONFIGURATION,
-                ExportError::Unrepresentable { .. } => exit_code::USAGE,
+                ExportError::Unrepresentable { .. }
+                | ExportError::NoPlace { .. }
+                | ExportError::NothingToMerge { .. }
+                | ExportError::NoObject { .. }
+                | ExportError::NotJson { .. }
+                | ExportError::NoJson
+                | ExportError::OutputIsInput { .. } => exit_code::USAGE,
             },
             Self::Driver(error) => match error {
                 DriverError::Executor(error) => match error {

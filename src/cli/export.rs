@@ -1,10 +1,14 @@
 //! `tune export`: a safe recommendation in the form that a launch needs.
 
-use super::{ExportArgs, print_result};
+use std::path::Path;
+
+use super::{ExportArgs, input, print_result};
 use crate::config;
 use crate::error::Error;
 use crate::exit_code;
-use crate::report::{Recommendation, export};
+use crate::progress::say;
+use crate::report::export::{self, ExportError, Request};
+use crate::report::{Recommendation, recommendation};
 
 pub(super) fn run(args: &ExportArgs) -> Result<u8, Error> {
     let recommendation = Recommendation::read(&args.recommendation)?;
@@ -12,6 +16,40 @@ pub(super) fn run(args: &ExportArgs) -> Result<u8, Error> {
         Some(path) => Some(config::load(path, &args.changes.overrides())?.plan.sha256()),
         None => None,
     };
-    print_result(&export::export(&recommendation, args.format, expected.as_deref())?)?;
+    let base = args.into.as_deref().map(json).transpose()?;
+    let exported = export::export(&Request {
+        recommendation: &recommendation,
+        format: args.format,
+        expected_sha256: expected.as_deref(),
+        base: base.as_ref(),
+    })?;
+    match &args.output {
+        Some(path) => {
+            refuse_recommendation_as_output(&args.recommendation, path)?;
+            recommendation::write_whole(path, exported.text.as_bytes())?;
+        }
+        None => print_result(&exported.text)?,
+    }
+    for note in &exported.notes {
+        say(&format!("note: {note}"));
+    }
     Ok(exit_code::SAFE)
+}
+
+/// A file of the format, to merge the recommendation into.
+fn json(path: &Path) -> Result<serde_json::Value, Error> {
+    let text = input::text(path)?;
+    serde_json::from_str(&text).map_err(|error| {
+        Error::Export(ExportError::NotJson { path: path.to_owned(), line: error.line(), column: error.column() })
+    })
+}
+
+/// An export in place of the recommendation that it is of would lose the latter.
+fn refuse_recommendation_as_output(recommendation: &Path, output: &Path) -> Result<(), ExportError> {
+    match (recommendation.canonicalize(), output.canonicalize()) {
+        (Ok(from), Ok(to)) if from == to && from.is_file() => {
+            Err(ExportError::OutputIsInput { path: output.to_owned() })
+        }
+        _ => Ok(()),
+    }
 }

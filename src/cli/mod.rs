@@ -101,23 +101,23 @@ impl PlanArgs {
     }
 }
 
-/// What the command line changes of a configuration.
+/// What the command line changes of a configuration, which must be given too.
 #[derive(Clone, Debug, Args)]
 struct ChangeArgs {
     /// Where to train: auto, cpu, cuda or cuda:1
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, requires = "config", value_name = "DEVICE")]
     device: Option<String>,
     /// What tensors may use: a size such as 40GiB or a share such as 85%
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, requires = "config", value_name = "SIZE")]
     limit: Option<String>,
     /// How long the search may take, such as 5m
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, requires = "config", value_name = "TIME")]
     budget: Option<String>,
     /// How to search: staged or grid
-    #[arg(long, value_name = "STRATEGY")]
+    #[arg(long, requires = "config", value_name = "STRATEGY")]
     strategy: Option<String>,
     /// Change any key of the configuration; may be given several times
-    #[arg(long = "set", value_name = "KEY.PATH=VALUE")]
+    #[arg(long = "set", requires = "config", value_name = "KEY.PATH=VALUE")]
     set: Vec<String>,
 }
 
@@ -170,6 +170,12 @@ struct ExportArgs {
     /// The format
     #[arg(long, value_enum, default_value_t = Format::Env)]
     format: Format,
+    /// Where to write it, as a whole or not at all [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Merge into this DeepSpeed configuration; - is standard input
+    #[arg(long, value_name = "FILE")]
+    into: Option<PathBuf>,
     /// Refuse a recommendation that was not made for this configuration file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,

@@ -14,9 +14,11 @@ use crate::trial::outcome::StepQuantiles;
 
 mod file;
 mod made;
+mod validate;
 
-pub use file::ReportError;
+pub use file::{ReportError, write_whole};
 pub use made::Source;
+pub use validate::Impossible;
 
 /// The schema's name, with its version.
 pub const SCHEMA: &str = "batchtune/recommendation/v1";

@@ -9,90 +9,52 @@
 
 use std::fmt::Write;
 
-use super::{ExportError, Exporter};
-use crate::report::Recommendation;
-use crate::report::recommendation::Recommended;
+use super::{Answer, ExportError, Exporter, name_of, quote};
+
+/// The variable of PyTorch's allocator settings.
+pub(super) const ALLOC_CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
 
 /// Shell assignments.
 #[derive(Debug)]
 pub struct Env;
 
 impl Exporter for Env {
-    fn export(&self, recommendation: &Recommendation, recommended: &Recommended) -> Result<String, ExportError> {
-        let name_of = |value: &dyn erased::Named| value.name();
-        let mut variables = vec![
-            ("TUNE_BATCH_SIZE", recommended.batch_size.to_string()),
-            ("TUNE_ACCUMULATION_STEPS", recommended.accumulation_steps.to_string()),
-            ("TUNE_EFFECTIVE_BATCH_SIZE", recommended.effective_batch_size.to_string()),
-            ("TUNE_LOADER_WORKERS", recommended.loader_workers.to_string()),
-            ("TUNE_PREFETCH_DEPTH", recommended.prefetch_depth.to_string()),
-            ("TUNE_DEVICE_PREFETCH", recommended.device_prefetch.to_string()),
-            ("TUNE_PIN_MEMORY", recommended.pin_memory.to_string()),
-            ("TUNE_PRECISION", name_of(&recommended.precision)),
-            ("TUNE_GRADIENT_CHECKPOINTING", name_of(&recommended.gradient_checkpointing)),
-            ("TUNE_LIMIT_BYTES", recommended.allocator.limit_bytes.to_string()),
-            ("TUNE_STATUS", recommendation.status.name().to_owned()),
-        ];
-        if let Some(conf) = &recommended.allocator.conf {
-            variables.push(("PYTORCH_CUDA_ALLOC_CONF", conf.clone()));
-        }
-        let mut text = String::new();
-        for (name, value) in variables {
-            let quoted = quote(&value).ok_or(ExportError::Unrepresentable { field: name })?;
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "export {name}={quoted}");
-        }
-        Ok(text)
+    fn export(&self, answer: &Answer<'_>) -> Result<String, ExportError> {
+        assignments(answer)
     }
 }
 
-/// A value in single quotes, where the shell expands nothing. A NUL byte cannot be in an environment at all.
-fn quote(value: &str) -> Option<String> {
-    if value.contains('\0') {
-        return None;
+/// `export NAME=value`, a line each.
+pub(super) fn assignments(answer: &Answer<'_>) -> Result<String, ExportError> {
+    let mut text = String::new();
+    for (name, value) in variables(answer) {
+        let quoted = quote::shell(&value).ok_or(ExportError::Unrepresentable { field: name })?;
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "export {name}={quoted}");
     }
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,".contains(c);
-    if !value.is_empty() && value.chars().all(plain) {
-        return Some(value.to_owned());
-    }
-    Some(format!("'{}'", value.replace('\'', r"'\''")))
+    Ok(text)
 }
 
-mod erased {
-    //! The serialised name of a unit variant, so that files and environment cannot differ.
-
-    use serde::Serialize;
-
-    pub(super) trait Named {
-        fn name(&self) -> String;
+/// Everything of a recommendation that a launch sets, as environment variables.
+pub(super) fn variables(answer: &Answer<'_>) -> Vec<(&'static str, String)> {
+    let recommended = answer.recommended;
+    let mut variables = vec![
+        ("TUNE_BATCH_SIZE", recommended.batch_size.to_string()),
+        ("TUNE_ACCUMULATION_STEPS", recommended.accumulation_steps.to_string()),
+        ("TUNE_EFFECTIVE_BATCH_SIZE", recommended.effective_batch_size.to_string()),
+        ("TUNE_LOADER_WORKERS", recommended.loader_workers.to_string()),
+        ("TUNE_PREFETCH_DEPTH", recommended.prefetch_depth.to_string()),
+        ("TUNE_DEVICE_PREFETCH", recommended.device_prefetch.to_string()),
+        ("TUNE_PIN_MEMORY", recommended.pin_memory.to_string()),
+        ("TUNE_PRECISION", name_of(&recommended.precision)),
+        ("TUNE_GRADIENT_CHECKPOINTING", name_of(&recommended.gradient_checkpointing)),
+        ("TUNE_BATCH_NORM", name_of(&recommended.batch_norm)),
+        ("TUNE_TRIM", name_of(&recommended.trim)),
+        ("TUNE_LIMIT_BYTES", recommended.allocator.limit_bytes.to_string()),
+        ("TUNE_STATUS", answer.recommendation.status.name().to_owned()),
+    ];
+    if let Some(conf) = &recommended.allocator.conf {
+        variables.push((ALLOC_CONF, conf.clone()));
     }
-
-    impl<T: Serialize> Named for T {
-        fn name(&self) -> String {
-            match serde_json::to_value(self) {
-                Ok(serde_json::Value::String(name)) => name,
-                Ok(other) => other.to_string(),
-                Err(_) => String::new(),
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_shell_reads_back_exactly_what_was_quoted() {
-        for value in ["64", "", "it's", "$(touch /tmp/owned)", "a\nb", "`id`", "\\", "expandable_segments:True"] {
-            let script = format!("v={}; printf %s \"$v\"", quote(value).unwrap());
-            let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
-            assert_eq!(String::from_utf8_lossy(&output.stdout), value);
-        }
-    }
-
-    #[test]
-    fn a_nul_byte_is_refused() {
-        assert_eq!(quote("a\0b"), None);
-    }
+    variables
 }

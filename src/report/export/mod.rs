@@ -1,15 +1,75 @@
 //! Exporters: a safe recommendation in the form that a launch needs. One file a format.
+//!
+//! What a format has a place for is written there under that format's own names and rules. What it has no place for is
+//! one of two things. If the launch would train something else or need more memory without it, exporting is an error
+//! that names the field. If not, or if it belongs beside the file (an environment variable, a layer that the script must
+//! convert), it is a [note](Exporter::notes), which `tune export` prints to standard error.
+//!
+//! Texts in a recommendation are strangers' words. Each format quotes them by its own rules ([`quote`]), and
+//! `tests/export.rs` has the shell, Python and YAML parsers read them back.
 
 use crate::report::Recommendation;
 use crate::report::recommendation::Recommended;
 use crate::search::recommend::Status;
 
+pub mod accelerate;
+pub mod args;
+pub mod deepspeed;
 pub mod env;
+pub mod hf;
+pub mod json;
+pub mod k8s;
+pub mod lightning;
+mod pytorch;
+mod quote;
+pub mod slurm;
+pub mod torch;
+
+/// What is exported.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer<'a> {
+    /// The whole file, for where it comes from.
+    pub recommendation: &'a Recommendation,
+    /// The configuration to launch.
+    pub recommended: &'a Recommended,
+    /// A file of the format to merge it into.
+    pub base: Option<&'a serde_json::Value>,
+}
+
+impl Answer<'_> {
+    /// Devices that train together.
+    fn replicas(&self) -> usize {
+        let Recommended { batch_size, accumulation_steps, effective_batch_size, .. } = self.recommended;
+        effective_batch_size / batch_size.saturating_mul(*accumulation_steps).max(1)
+    }
+
+    /// Whether it was measured on a card.
+    fn is_cuda(&self) -> bool {
+        self.recommendation.environment.device.starts_with("cuda")
+    }
+
+    /// Where the settings come from, in one line without anything that ends it.
+    fn origin(&self) -> String {
+        let Recommendation { environment, provenance, .. } = self.recommendation;
+        quote::one_line(&format!(
+            "batchtune {}: safe on {} ({}), configuration {}",
+            provenance.version,
+            environment.name,
+            environment.device,
+            short(&provenance.config_sha256)
+        ))
+    }
+}
 
 /// Writes a recommendation in one format.
 pub trait Exporter {
     /// The text. A value that the format cannot hold is an error.
-    fn export(&self, recommendation: &Recommendation, recommended: &Recommended) -> Result<String, ExportError>;
+    fn export(&self, answer: &Answer<'_>) -> Result<String, ExportError>;
+
+    /// What the user must see to beside the text, a sentence each.
+    fn notes(&self, _answer: &Answer<'_>) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The formats.
@@ -17,6 +77,24 @@ pub trait Exporter {
 pub enum Format {
     /// Shell assignments, quoted, for `eval` in a job script.
     Env,
+    /// Command-line arguments in one line, for a script with argparse.
+    Args,
+    /// The whole recommendation as JSON.
+    Json,
+    /// A Python module: DataLoader arguments, memory fraction, allocator settings.
+    Torch,
+    /// Hugging Face TrainingArguments as JSON.
+    Hf,
+    /// A configuration file of Hugging Face accelerate.
+    Accelerate,
+    /// A configuration file of LightningCLI.
+    Lightning,
+    /// A DeepSpeed configuration; `--into` merges it into yours.
+    Deepspeed,
+    /// A batch script for Slurm's sbatch.
+    Slurm,
+    /// The `env` list of a Kubernetes container.
+    K8s,
 }
 
 impl Format {
@@ -24,22 +102,62 @@ impl Format {
     pub fn exporter(self) -> &'static dyn Exporter {
         match self {
             Self::Env => &env::Env,
+            Self::Args => &args::Args,
+            Self::Json => &json::Json,
+            Self::Torch => &torch::Torch,
+            Self::Hf => &hf::Hf,
+            Self::Accelerate => &accelerate::Accelerate,
+            Self::Lightning => &lightning::Lightning,
+            Self::Deepspeed => &deepspeed::Deepspeed,
+            Self::Slurm => &slurm::Slurm,
+            Self::K8s => &k8s::K8s,
         }
+    }
+
+    /// The name on the command line.
+    pub fn name(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
+/// A text, and what it could not say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// The text.
+    pub text: String,
+    /// What the user must see to beside it.
+    pub notes: Vec<String>,
+}
+
+/// What to export.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The recommendation.
+    pub recommendation: &'a Recommendation,
+    /// The format.
+    pub format: Format,
+    /// The hash that the recommendation must have been made for.
+    pub expected_sha256: Option<&'a str>,
+    /// A file of the format to merge it into.
+    pub base: Option<&'a serde_json::Value>,
+}
+
 /// Exports a recommendation if it is safe to launch, and still the one for `expected_sha256` where that is given.
-pub fn export(
-    recommendation: &Recommendation,
-    format: Format,
-    expected_sha256: Option<&str>,
-) -> Result<String, ExportError> {
+pub fn export(request: &Request<'_>) -> Result<Exported, ExportError> {
+    let Request { recommendation, format, expected_sha256, base } = *request;
+    if base.is_some() && format != Format::Deepspeed {
+        return Err(ExportError::NothingToMerge { format: format.name() });
+    }
     let found = &recommendation.provenance.config_sha256;
     if let Some(expected) = expected_sha256.filter(|expected| expected != found) {
         return Err(ExportError::Stale { expected: short(expected), found: short(found) });
     }
     match (&recommendation.status, &recommendation.recommended) {
-        (Status::Safe, Some(recommended)) => format.exporter().export(recommendation, recommended),
+        (Status::Safe, Some(recommended)) => {
+            let answer = Answer { recommendation, recommended, base };
+            let exporter = format.exporter();
+            Ok(Exported { text: exporter.export(&answer)?, notes: exporter.notes(&answer) })
+        }
         (status, _) => Err(ExportError::NotSafe(status.name())),
     }
 }
@@ -47,6 +165,22 @@ pub fn export(
 /// Enough of a hash for people to compare.
 fn short(sha256: &str) -> String {
     sha256.chars().take(12).collect()
+}
+
+/// The serialised name of a unit variant, so that files and exports cannot differ.
+fn name_of(value: &impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(name)) => name,
+        Ok(other) => other.to_string(),
+        Err(_) => String::new(),
+    }
+}
+
+/// JSON for a file: indented, and with a line end.
+fn pretty_json(value: &impl serde::Serialize) -> Result<String, ExportError> {
+    let mut text = serde_json::to_string_pretty(value).map_err(|_| ExportError::NoJson)?;
+    text.push('\n');
+    Ok(text)
 }
 
 /// Why a recommendation is not exported.
@@ -72,5 +206,48 @@ pub enum ExportError {
     Unrepresentable {
         /// The field.
         field: &'static str,
+    },
+    /// The format has no place for a value, and the launch would not be the one that was measured without it.
+    #[error("`{field}: {value}` has no place in {format} (hint: {hint})")]
+    NoPlace {
+        /// The field of the recommendation.
+        field: &'static str,
+        /// What it holds.
+        value: String,
+        /// The format, for people.
+        format: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The format has nothing to merge.
+    #[error("`--into` goes with `--format deepspeed`, and this is `{format}`")]
+    NothingToMerge {
+        /// The format that was asked for.
+        format: String,
+    },
+    /// The file to merge into is of another shape.
+    #[error("`{key}` of the file to merge into is not an object (hint: is it a DeepSpeed configuration?)")]
+    NoObject {
+        /// Where.
+        key: String,
+    },
+    /// The file to merge into is no JSON.
+    #[error("`{}` is not JSON: line {line} column {column}", path.display())]
+    NotJson {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Where it stops being JSON.
+        line: usize,
+        /// Where in that line.
+        column: usize,
+    },
+    /// A value that JSON cannot hold.
+    #[error("cannot write the recommendation as JSON")]
+    NoJson,
+    /// The output would replace the input.
+    #[error("`{}` is the recommendation itself (hint: give `--output` another name)", path.display())]
+    OutputIsInput {
+        /// The file.
+        path: std::path::PathBuf,
     },
 }

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use super::{Recommendation, SCHEMA};
+use super::{Impossible, Recommendation, SCHEMA};
 
 /// The largest recommendation file that is read back.
 const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -17,17 +17,7 @@ impl Recommendation {
     /// Writes the file so that a reader sees either the old one or the new one, never a part. What is no file, such as
     /// `/dev/null`, is written to as it is.
     pub fn write(&self, path: &Path) -> Result<(), ReportError> {
-        let failed = |source| ReportError::Write { path: path.to_owned(), source };
-        let text = self.to_yaml()?;
-        let path = match destination(path).map_err(failed)? {
-            Destination::File(path) => path,
-            Destination::Device => return std::fs::write(path, text).map_err(failed),
-        };
-        let mut file = draft(&path).map_err(failed)?;
-        file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
-        readable_by_all(file.as_file()).map_err(failed)?;
-        file.persist(&path).map_err(|error| failed(error.error))?;
-        Ok(())
+        write_whole(path, self.to_yaml()?.as_bytes())
     }
 
     /// Refuses a path that [`write`](Self::write) could not write to, so that no trial is run in vain.
@@ -52,12 +42,26 @@ impl Recommendation {
         }
         let read: Self =
             serde_yaml::from_str(&text).map_err(|source| ReportError::Parse { path: path.to_owned(), source })?;
-        if read.schema == SCHEMA {
-            Ok(read)
-        } else {
-            Err(ReportError::Schema { path: path.to_owned(), found: read.schema })
+        if read.schema != SCHEMA {
+            return Err(ReportError::Schema { path: path.to_owned(), found: read.schema });
         }
+        read.validate().map_err(|source| ReportError::Impossible { path: path.to_owned(), source })?;
+        Ok(read)
     }
+}
+
+/// Writes a result for a launch: the whole of it or nothing, as [`Recommendation::write`] does.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), ReportError> {
+    let failed = |source| ReportError::Write { path: path.to_owned(), source };
+    let path = match destination(path).map_err(failed)? {
+        Destination::File(path) => path,
+        Destination::Device => return std::fs::write(path, bytes).map_err(failed),
+    };
+    let mut file = draft(&path).map_err(failed)?;
+    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
+    readable_by_all(file.as_file()).map_err(failed)?;
+    file.persist(&path).map_err(|error| failed(error.error))?;
+    Ok(())
 }
 
 /// Where a recommendation goes.
@@ -129,6 +133,15 @@ pub enum ReportError {
         path: std::path::PathBuf,
         /// What it says.
         found: String,
+    },
+    /// The file says what cannot be.
+    #[error("`{}` cannot be right", path.display())]
+    Impossible {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Why not.
+        #[source]
+        source: Impossible,
     },
     /// A value that YAML cannot hold.
     #[error("cannot write the recommendation as YAML")]
