@@ -720,10 +720,11 @@ def _session() -> Optional[_Session]:
 
 
 def _is_helper_process() -> bool:
-    """Loader workers that import the script again must not touch the device, nor report."""
+    """Loader workers that import the script again must not touch the device, nor report. (By name: a spawned process
+    imports the script before `multiprocessing.parent_process()` is set.)"""
     import multiprocessing
 
-    return multiprocessing.parent_process() is not None
+    return multiprocessing.current_process().name != "MainProcess"
 
 
 if os.environ.get("TUNE_REPORT") and not _is_helper_process():
