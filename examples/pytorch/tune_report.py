@@ -163,7 +163,8 @@ class _Cuda:
         self.refused_bytes: Optional[int] = None
         self.is_recording = False
         self.counts_at_start = self._counts()
-        with contextlib.suppress(AttributeError):
+        # cudaMallocAsync and old versions of torch have none.
+        with contextlib.suppress(AttributeError, RuntimeError):
             torch._C._cuda_attach_out_of_memory_observer(self._refused)
 
     def _refused(self, device: int, segment_bytes: int, total_bytes: int, free_bytes: int) -> None:
@@ -205,15 +206,22 @@ class _Cuda:
         }
 
     def allocator(self) -> str:
-        if self.torch.cuda.get_allocator_backend() != "native":
+        if not self.is_native:
             return "cuda_malloc_async"
         settings = self.torch.cuda.memory._snapshot().get("allocator_settings", {})
         return "expandable" if settings.get("expandable_segments") else "native"
 
     # The history of events.
 
+    @property
+    def is_native(self) -> bool:
+        """Whether it is PyTorch's own allocator, which alone tells of its blocks and events."""
+        return self.torch.cuda.get_allocator_backend() == "native"
+
     def record(self, entries: int) -> None:
         """Starts PyTorch's own recording, without stacks: they cost time, and nobody reads them here."""
+        if not self.is_native:
+            return
         memory = self.torch.cuda.memory
         memory._record_memory_history("all", context=None, stacks="python", max_entries=entries)
         self.is_recording, self.counts_at_start = True, self._counts()
@@ -250,8 +258,8 @@ class _Cuda:
             "peak_reserved_bytes": stats.get("reserved_bytes.all.peak"),
             "allocated_blocks": stats.get("allocation.all.current"),
         }
-        # While events are recorded they would all be copied with the blocks; other allocators have no block list.
-        if not self.is_recording and self.torch.cuda.get_allocator_backend() == "native":
+        # While events are recorded they would all be copied with the blocks.
+        if self.is_native and not self.is_recording:
             fields.update(free_block_figures(self.torch.cuda.memory_snapshot(), self.device))
         self.torch.cuda.reset_peak_memory_stats(self.device)
         return fields
@@ -305,6 +313,8 @@ class _Session:
         elif self.trial.is_probe:
             with _harmless("recording allocations"):
                 self.cuda.record(PROBE_ENTRIES)
+            if not self.cuda.is_recording:
+                self.warn("this allocator does not tell its allocations: the probe has no trace")
 
     def hold_to_limit(self) -> None:
         """A failure ends the program: a trial that is not held to its limit proves nothing."""
@@ -489,7 +499,7 @@ class _TunedRun(Run):
         with _harmless("looking for the largest request"):
             if self._session.steps_done == first:
                 self._cuda.record(UPDATE_ENTRIES)
-            elif self._session.steps_done == end:
+            elif self._session.steps_done == end and self._cuda.is_recording:
                 self._largest_request = self._cuda.largest_recorded_request()
                 self._cuda.stop_recording()
 

@@ -261,6 +261,18 @@ class ATrial(unittest.TestCase):
             self.assertEqual(trial.done.stderr.count("tune_report:"), 1)
             self.assertEqual(len(trial.named("step")), 6)
 
+    def test_an_allocator_without_blocks_or_events_is_held_to_the_limit_and_sampled(self):
+        settings = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+        with Trial(LOOP, TUNE_LIMIT_BYTES=8 << 30, **settings) as trial:
+            self.assertEqual(trial.done.stderr, "")
+            self.assertEqual(trial.lines[0]["allocator"], "cuda_malloc_async")
+            self.assertIn("limit_bytes", trial.lines[0])
+            self.assertEqual(len(trial.named("sample")), 3)
+            self.assertNotIn("largest_request_bytes", trial.named("sample")[-1])
+        with Trial(LOOP, TUNE_PURPOSE="probe", **settings) as trial:
+            self.assertEqual((trial.named("mark"), trial.named("trace")), ([], []))
+            self.assertIn("no trace", trial.named("warning")[0]["text"])
+
     def test_another_protocol_is_left_alone(self):
         with Trial(LOOP, TUNE_PROTOCOL="2") as trial:
             self.assertEqual((trial.done.returncode, trial.lines), (0, []))

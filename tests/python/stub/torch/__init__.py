@@ -37,6 +37,7 @@ class Tensor:
 class _C:
     @staticmethod
     def _cuda_attach_out_of_memory_observer(observer):
+        cuda.refuse_if_async()
         cuda.observers.append(observer)
 
 

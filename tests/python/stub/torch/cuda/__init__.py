@@ -11,6 +11,7 @@ __all__ = ["OutOfMemoryError", "memory"]
 TOTAL_BYTES = (16 << 30) + 12_345
 SEGMENT_BYTES = 2 << 20
 
+is_async = "cudaMallocAsync" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 observers = []
 calls = []
 allowed_bytes = TOTAL_BYTES
@@ -19,6 +20,12 @@ live = {}
 peak_bytes = 0
 reserved_bytes = 0
 _next_address = 0x7F0000000000
+
+
+def refuse_if_async():
+    """As torch does for what only its own allocator has."""
+    if is_async:
+        raise RuntimeError("cudaMallocAsync does not yet support this")
 
 
 def is_available():
@@ -46,7 +53,7 @@ def get_device_properties(device):
 
 
 def get_allocator_backend():
-    return "native"
+    return "cudaMallocAsync" if is_async else "native"
 
 
 def set_per_process_memory_fraction(fraction, device):
@@ -107,5 +114,6 @@ def reset_peak_memory_stats(device=None):
 
 
 def memory_snapshot():
+    refuse_if_async()
     calls.append("memory_snapshot")
     return memory._snapshot()["segments"]

@@ -8,6 +8,9 @@ _is_recording = False
 
 def _record_memory_history(enabled="all", context="all", stacks="all", max_entries=0):
     global _is_recording
+    from torch import cuda
+
+    cuda.refuse_if_async()
     assert enabled is None or (enabled == "all" and context is None and max_entries > 0)
     _is_recording = enabled is not None
     if not _is_recording:
@@ -22,6 +25,7 @@ def record(action, address, size):
 def _snapshot():
     from torch import cuda
 
+    cuda.refuse_if_async()
     segments = []
     for address, size in cuda.live.items():
         total = -(-size // cuda.SEGMENT_BYTES) * cuda.SEGMENT_BYTES
