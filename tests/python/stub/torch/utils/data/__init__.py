@@ -1,0 +1,3 @@
+"""Data loading."""
+
+from torch.utils.data.dataloader import DataLoader  # noqa: F401
