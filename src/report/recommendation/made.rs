@@ -27,6 +27,8 @@ pub struct Source<'a> {
     pub skipped: &'a [Skip],
     /// What the probes foretold, where there were any.
     pub forecast: Option<Summary>,
+    /// The peak rate of the recommended point under PyTorch's native allocator, where it was computed.
+    pub native_peak_rate: Option<f64>,
     /// The device.
     pub facts: &'a DeviceFacts,
     /// When the study began, RFC 3339.
@@ -45,7 +47,7 @@ impl Recommendation {
             schema: SCHEMA.to_owned(),
             status: standing.status(),
             recommended: trial.map(|trial| recommended(source, &space, &trial.record.spec.point)),
-            measured: trial.and_then(|trial| measured(source.plan, trial)),
+            measured: trial.and_then(|trial| measured(source, trial)),
             checks: trial.map(|trial| trial.verdict.checks.clone()).unwrap_or_default(),
             forecast: source.forecast.as_ref().map(forecast),
             alternatives: alternatives(source.history, &space, standing.point()),
@@ -79,12 +81,13 @@ fn recommended(source: &Source<'_>, space: &Space, point: &Point) -> Recommended
     }
 }
 
-fn measured(plan: &Plan, trial: &JudgedTrial) -> Option<Measured> {
+fn measured(source: &Source<'_>, trial: &JudgedTrial) -> Option<Measured> {
+    let safety = &source.plan.safety;
     let record = &trial.record;
     let measurement = record.measurement.as_ref()?;
     let steady = || record.samples.iter().filter(|sample| sample.step > rules::WARM_UP_STEPS);
     let limit_bytes = record.samples.iter().map(|sample| sample.limit_bytes).max().unwrap_or(0);
-    let rates: Vec<f64> = steady().filter_map(|sample| rules::fragmentation::rate(sample, &plan.safety)).collect();
+    let rates: Vec<f64> = steady().filter_map(|sample| rules::fragmentation::rate(sample, safety)).collect();
     Some(Measured {
         samples_per_second: measurement.samples_per_second,
         step_ms: measurement.step_ms,
@@ -97,10 +100,11 @@ fn measured(plan: &Plan, trial: &JudgedTrial) -> Option<Measured> {
         largest_request_bytes: measurement.largest_request_bytes,
         allocated_blocks: record.samples.last().map_or(0, |sample| sample.allocated_blocks),
         fragmentation: Fragmentation {
-            metric: plan.safety.fragmentation_metric,
+            metric: safety.fragmentation_metric,
             max: rates.iter().copied().reduce(f64::max),
             last: rates.last().copied(),
-            threshold: plan.safety.fragmentation_threshold.0,
+            threshold: safety.fragmentation_threshold.0,
+            native: source.native_peak_rate,
         },
         steps: measurement.steps,
         first_loss: measurement.first_loss,
