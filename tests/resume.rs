@@ -171,6 +171,40 @@ fn a_scripted_study_ends_the_same_wherever_its_driver_was_killed() {
     assert!(unfinished > MOMENTS / 2, "most of the moments of {seed} came after the end");
 }
 
+/// The same on a disk that has no room for a file of more than so many kilobytes.
+fn scripted_on_a_full_disk(folder: &Path, kilobytes: u32) -> Command {
+    let mut command = Command::new("sh");
+    // Blocks of 512 bytes. Without the trap, the signal would end the process: on a disk that is full there is none.
+    command.args(["-c", &format!("trap '' XFSZ; ulimit -f {}; exec \"$@\"", 2 * kilobytes), "sh"]);
+    let driver = scripted(folder);
+    command.arg(driver.get_program()).args(driver.get_args()).env(FOLDER, folder);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+#[test]
+fn a_study_whose_disk_fills_under_its_journal_goes_on_to_the_same_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = Uninterrupted::run(scripted(folder.path()), folder.path());
+    // From room for the recommendation on, to where the journal has most of what it needs.
+    let least = 1 + std::fs::metadata(folder.path().join("recommendation.yaml")).unwrap().len() as u32 / 1024;
+    let most = whole.journal.len() as u32 / 1024 - 1;
+    let mut found = 0;
+    for round in 0..MOMENTS as u32 {
+        let kilobytes = least + (most - least) * round / (MOMENTS as u32 - 1);
+        let folder = tempfile::tempdir().unwrap();
+        assert!(scripted_on_a_full_disk(folder.path(), kilobytes).status().unwrap().success(), "{kilobytes} kB");
+        assert_eq!(answer(folder.path()), whole.answer, "{kilobytes} kB");
+        let before = journal(folder.path());
+        assert!(before.len() as u32 <= kilobytes * 1024 && before.ends_with('\n'), "{kilobytes} kB: no line is torn");
+        found += finished(&before).len();
+        // With room again, what the journal could not hold is run again.
+        assert!(scripted(folder.path()).status().unwrap().success(), "{kilobytes} kB");
+        assert_nothing_was_lost(&before, folder.path(), &whole, &format!("on {kilobytes} kB"));
+    }
+    assert!(found > MOMENTS, "some journals held trials: {found}");
+}
+
 fn tune(folder: &Path) -> Command {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin("tune"));
     command.current_dir(folder).args(["--config", "small.yaml", "--study", "study", "--quiet"]);

@@ -8,6 +8,7 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -20,6 +21,7 @@ use batchtune::memory::{AllocatorKind, LimitSpec, Trim};
 use batchtune::model::{BuildContext, Family, ModelError, ModelSpec, Registry, Workload};
 use batchtune::train::{GradientCheckpointing, TrainSpec};
 use batchtune::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
+use batchtune::trial::spec::checkpoint_path;
 use batchtune::trial::{
     Executor, ExecutorError, Interrupt, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
     WorkloadSpec,
@@ -32,6 +34,11 @@ use nix::unistd::Pid;
 #[path = "workers/scripted.rs"]
 mod scripted;
 
+/// How often every fault is repeated: a leak of one thing a fault shows long before a study has as many.
+const REPEATS: u32 = 20;
+/// No test takes longer, however busy the machine is: it hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// The tests, by name.
 type Test = (&'static str, fn());
 
@@ -40,6 +47,7 @@ macro_rules! tests {
 }
 
 const TESTS: &[Test] = tests![
+    a_leak_would_be_seen,
     a_good_worker_is_used_again,
     a_trial_may_go_on_up_to_its_bound_and_no_further,
     a_worker_that_is_not_clean_is_replaced,
@@ -47,8 +55,9 @@ const TESTS: &[Test] = tests![
     a_worker_that_segfaults_has_crashed,
     a_worker_that_aborts_has_crashed,
     a_worker_that_hangs_is_timed_out,
-    a_worker_that_ignores_sigterm_is_killed,
+    a_worker_that_hangs_before_its_first_step_has_more_time,
     a_worker_that_floods_its_log_is_neither_blocked_nor_believed,
+    errors_that_a_worker_tells_are_outcomes_of_their_own,
     a_workload_that_prints_does_not_break_the_protocol,
     lines_that_are_no_messages_are_protocol_errors,
     half_a_line_is_a_protocol_error_unless_a_signal_explains_it,
@@ -57,6 +66,7 @@ const TESTS: &[Test] = tests![
     the_status_for_far_over_the_limit_is_out_of_memory,
     a_kill_counted_by_the_cgroup_is_host_out_of_memory,
     grandchildren_go_with_their_worker,
+    a_soak_whose_worker_is_killed_leaves_no_checkpoint,
     a_worker_that_leaves_after_its_answer_has_answered,
     a_worker_that_cannot_start_is_an_error_that_says_why,
     an_automatic_limit_is_pinned_for_the_workers_after_the_first,
@@ -89,7 +99,7 @@ fn main() -> ExitCode {
             let _ = writeln!(out, "{name}: test");
             continue;
         }
-        let passed = catch_unwind(AssertUnwindSafe(test)).is_ok();
+        let passed = not_hanging(name, || catch_unwind(AssertUnwindSafe(test)).is_ok());
         let _ = writeln!(out, "test {name} ... {}", if passed { "ok" } else { "FAILED" });
         if !passed {
             failed.push(*name);
@@ -100,6 +110,57 @@ fn main() -> ExitCode {
     }
     let _ = writeln!(out, "failed: {}", failed.join(", "));
     ExitCode::FAILURE
+}
+
+/// Runs a test; ends the program where that does not end.
+fn not_hanging<T>(name: &str, test: impl FnOnce() -> T) -> T {
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if ended.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                let _ = writeln!(io::stderr(), "test {name} hangs");
+                std::process::abort();
+            }
+        });
+        let result = test();
+        drop(done);
+        result
+    })
+}
+
+/// What a driver holds of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Holdings {
+    descriptors: usize,
+    threads: usize,
+    /// Processes that it started, zombies among them.
+    children: usize,
+}
+
+impl Holdings {
+    fn now() -> Self {
+        let own = std::process::id().to_string();
+        Self {
+            descriptors: fs::read_dir("/proc/self/fd").unwrap().count(),
+            threads: fs::read_dir("/proc/self/task").unwrap().count(),
+            children: stats().iter().filter(|stat| fields_of(stat)[1] == own).count(),
+        }
+    }
+
+    /// Whether nothing is held that was not held before.
+    fn is_within(self, before: Self) -> bool {
+        self.descriptors <= before.descriptors && self.threads <= before.threads && self.children <= before.children
+    }
+
+    /// Fails unless what is held falls to what was held before.
+    fn assert_back_at(before: Self) {
+        // Threads that tend pipes close them in their own time.
+        let until = Instant::now() + Duration::from_secs(30);
+        while !Self::now().is_within(before) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(Self::now().is_within(before), "{:?} are left of {before:?}", Self::now());
+    }
 }
 
 /// A study whose workers play a part.
@@ -162,22 +223,22 @@ impl Stage {
         self.directory.path().join("pids")
     }
 
-    /// A fault, then a good trial, `times` times over; then nothing may be left. Gives the faults' outcomes.
-    fn fault_then_good(mut self, times: u32) -> Vec<Outcome> {
-        let descriptors = open_descriptors();
+    /// A fault, then a good trial, many times over; then nothing may be left. Gives the faults' outcomes.
+    fn fault_then_good(self) -> Vec<Outcome> {
+        let before = Holdings::now();
+        let outcomes = self.play();
+        Holdings::assert_back_at(before);
+        outcomes
+    }
+
+    fn play(mut self) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
-        for round in 0..times {
+        for round in 0..REPEATS {
             outcomes.push(self.run(2 * round + 1).outcome);
             let good = self.run(2 * round + 2);
             assert_eq!(good.outcome, Outcome::Completed, "the trial after {:?}", outcomes.last());
         }
         self.close();
-        // Threads that tend pipes close them in their own time.
-        let until = Instant::now() + Duration::from_secs(30);
-        while open_descriptors() > descriptors && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        assert!(open_descriptors() <= descriptors, "no pipe is left open");
         outcomes
     }
 
@@ -200,14 +261,25 @@ impl Drop for Stage {
     }
 }
 
-fn open_descriptors() -> usize {
-    fs::read_dir("/proc/self/fd").unwrap().count()
+/// [`Stage::fault_then_good`] of several parts at the same time: workers that hang have to be waited for.
+fn faults_then_good(parts: &[&str], adjust: fn(&mut ProcessConfig)) -> Vec<Vec<Outcome>> {
+    let before = Holdings::now();
+    let outcomes = std::thread::scope(|scope| {
+        let play = |part: &&str| {
+            let stage = Stage::with(part, adjust);
+            scope.spawn(move || stage.play())
+        };
+        let playing: Vec<_> = parts.iter().map(play).collect();
+        playing.into_iter().map(|part| part.join().unwrap()).collect()
+    });
+    Holdings::assert_back_at(before);
+    outcomes
 }
 
 /// Whether a process runs. A zombie that init has not reaped yet does not.
 fn is_alive(pid: i32) -> bool {
     kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH)
-        && fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| state_and_group(&stat).0 != "Z")
+        && fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| fields_of(&stat)[0] != "Z")
 }
 
 /// The `stat` lines of all members of a group that run.
@@ -215,13 +287,19 @@ fn living_members(group: i32) -> Vec<String> {
     if killpg(Pid::from_raw(group), None) == Err(Errno::ESRCH) {
         return Vec::new();
     }
-    let stats = fs::read_dir("/proc").unwrap().filter_map(|p| fs::read_to_string(p.ok()?.path().join("stat")).ok());
-    stats.filter(|stat| state_and_group(stat).1 == group.to_string() && state_and_group(stat).0 != "Z").collect()
+    let is_member = |stat: &String| fields_of(stat)[2] == group.to_string() && fields_of(stat)[0] != "Z";
+    stats().into_iter().filter(is_member).collect()
 }
 
-fn state_and_group(stat: &str) -> (&str, &str) {
+/// The `stat` lines of all processes.
+fn stats() -> Vec<String> {
+    fs::read_dir("/proc").unwrap().filter_map(|p| fs::read_to_string(p.ok()?.path().join("stat")).ok()).collect()
+}
+
+/// State, parent, and group of a `stat` line. A name in it may hold anything but ends with the last bracket.
+fn fields_of(stat: &str) -> [&str; 3] {
     let mut fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
-    (fields.next().unwrap(), fields.nth(1).unwrap())
+    [(); 3].map(|()| fields.next().unwrap())
 }
 
 /// Waits that a loaded machine does not run into.
@@ -285,6 +363,35 @@ fn protocol_error(outcome: &Outcome, words: &str) -> bool {
     matches!(outcome, Outcome::ProtocolError { message } if message.contains(words))
 }
 
+fn a_leak_would_be_seen() {
+    let before = Holdings::now();
+    assert!(Holdings::now().is_within(before));
+
+    let file = fs::File::open("/proc/self/stat").unwrap();
+    assert!(!Holdings::now().is_within(before), "a descriptor");
+    drop(file);
+
+    let (release, parked) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || parked.recv());
+    assert!(!Holdings::now().is_within(before), "a thread");
+    drop(release);
+    let _ = thread.join().unwrap();
+
+    let mut child = Command::new("sleep").arg("600").process_group(0).spawn().unwrap();
+    let group = i32::try_from(child.id()).unwrap();
+    assert!(!Holdings::now().is_within(before), "a process");
+    assert_eq!(living_members(group).len(), 1, "a member of a group");
+    child.kill().unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    while !living_members(group).is_empty() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(living_members(group), Vec::<String>::new());
+    assert!(!Holdings::now().is_within(before), "a zombie");
+    child.wait().unwrap();
+    Holdings::assert_back_at(before);
+}
+
 fn a_good_worker_is_used_again() {
     let mut stage = Stage::new("good");
     let facts = stage.executor().start().unwrap();
@@ -334,132 +441,160 @@ fn a_worker_that_is_not_clean_is_replaced() {
 }
 
 fn a_worker_that_is_killed_has_crashed() {
-    let outcomes = Stage::new("is_killed").fault_then_good(20);
+    let outcomes = Stage::new("is_killed").fault_then_good();
     assert!(outcomes.iter().all(|outcome| crashed_by(outcome, 9)), "{outcomes:?}");
 }
 
 fn a_worker_that_segfaults_has_crashed() {
-    let outcomes = Stage::new("segfaults").fault_then_good(20);
+    let outcomes = Stage::new("segfaults").fault_then_good();
     assert!(outcomes.iter().all(|outcome| crashed_by(outcome, 11)), "{outcomes:?}");
 }
 
 fn a_worker_that_aborts_has_crashed() {
-    let outcomes = Stage::new("aborts").fault_then_good(20);
+    let outcomes = Stage::new("aborts").fault_then_good();
     assert!(outcomes.iter().all(|outcome| crashed_by(outcome, 6)), "{outcomes:?}");
 }
 
 fn a_worker_that_hangs_is_timed_out() {
-    let outcomes = Stage::with("hangs", impatient).fault_then_good(20);
-    assert!(outcomes.iter().all(|outcome| *outcome == Outcome::TimedOut { seconds: 0.3 }), "{outcomes:?}");
-    let mut stage = Stage::with("hangs_before_its_first_step", |config| {
+    let parts = ["hangs", "ignores_sigterm_and_hangs", "closes_its_output_and_hangs"];
+    let outcomes = faults_then_good(&parts, impatient);
+    for outcomes in &outcomes[..2] {
+        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::TimedOut { seconds: 0.3 }), "{outcomes:?}");
+    }
+    // Its silence says enough.
+    assert!(outcomes[2].iter().all(|outcome| protocol_error(outcome, "closed its output")), "{:?}", outcomes[2]);
+}
+
+fn a_worker_that_hangs_before_its_first_step_has_more_time() {
+    // The model is built before the first step.
+    let parts = ["hangs_before_its_first_step", "prints_half_a_line_and_hangs"];
+    let outcomes = faults_then_good(&parts, |config| {
         impatient(config);
         config.patience.build = Duration::from_millis(200);
     });
-    // The model is built before the first step, so that has more time.
-    assert_eq!(stage.run(1).outcome, Outcome::TimedOut { seconds: 0.5 });
-    stage.close();
-}
-
-fn a_worker_that_ignores_sigterm_is_killed() {
-    let outcomes = Stage::with("ignores_sigterm_and_hangs", impatient).fault_then_good(5);
-    assert!(outcomes.iter().all(|outcome| *outcome == Outcome::TimedOut { seconds: 0.3 }), "{outcomes:?}");
+    for outcomes in outcomes {
+        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::TimedOut { seconds: 0.5 }), "{outcomes:?}");
+    }
 }
 
 fn a_worker_that_floods_its_log_is_neither_blocked_nor_believed() {
-    let outcomes = Stage::new("floods_its_log").fault_then_good(1);
-    assert_eq!(outcomes, [Outcome::Completed]);
-    let outcomes = Stage::with("floods_its_log_for_ever", impatient).fault_then_good(3);
+    let outcomes = Stage::new("floods_its_log").fault_then_good();
+    assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Completed), "{outcomes:?}");
+    let outcomes = Stage::with("floods_its_log_for_ever", impatient).fault_then_good();
     assert!(outcomes.iter().all(|outcome| *outcome == Outcome::TimedOut { seconds: 0.3 }), "{outcomes:?}");
+}
+
+fn errors_that_a_worker_tells_are_outcomes_of_their_own() {
+    let outcomes = Stage::new("has_a_device_error").fault_then_good();
+    let expected = Outcome::DeviceError { message: "an illegal memory access\\u{1b}".to_owned() };
+    assert!(outcomes.iter().all(|outcome| *outcome == expected), "{outcomes:?}");
+    let outcomes = Stage::new("diverges").fault_then_good();
+    assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Diverged { step: 0 }), "{outcomes:?}");
+    let outcomes = Stage::new("fails").fault_then_good();
+    let expected = Outcome::Failed { message: "shape mismatch".to_owned() };
+    assert!(outcomes.iter().all(|outcome| *outcome == expected), "{outcomes:?}");
 }
 
 fn a_workload_that_prints_does_not_break_the_protocol() {
     let mut stage = Stage::new("prints_after_claiming");
-    assert!(stage.run(1).completed());
-    // A log is read to the end where it matters: this trial's worker is killed after it printed the same.
-    let outcome = stage.run(3).outcome;
-    let Outcome::Crashed { signal: Some(9), log, .. } = outcome else { panic!("{outcome:?}") };
-    let printed = "epoch 1: loss 4.2\nfrom a child";
-    assert_eq!(log, format!("{printed}\n{printed}"));
+    for round in 0..REPEATS {
+        assert!(stage.run(4 * round + 1).completed());
+        // A log is read to the end where it matters: this trial's worker is killed after it printed the same.
+        let outcome = stage.run(4 * round + 3).outcome;
+        let Outcome::Crashed { signal: Some(9), log, .. } = outcome else { panic!("{outcome:?}") };
+        let printed = "epoch 1: loss 4.2\nfrom a child";
+        assert_eq!(log, format!("{printed}\n{printed}"));
+    }
     stage.close();
 }
 
 fn lines_that_are_no_messages_are_protocol_errors() {
     for part in ["prints_on_stdout", "prints_garbage"] {
-        let outcomes = Stage::new(part).fault_then_good(20);
+        let outcomes = Stage::new(part).fault_then_good();
         assert!(
             outcomes.iter().all(|outcome| protocol_error(outcome, "is no message of the protocol")),
             "{outcomes:?}"
         );
     }
     let outcomes = Stage::with("prints_a_line_without_end", |config| config.patience.leave = Duration::ZERO);
-    let outcomes = outcomes.fault_then_good(3);
+    let outcomes = outcomes.fault_then_good();
     assert!(outcomes.iter().all(|outcome| protocol_error(outcome, "longer than")), "{outcomes:?}");
 }
 
 fn half_a_line_is_a_protocol_error_unless_a_signal_explains_it() {
-    let outcomes = Stage::new("prints_half_a_line_and_leaves").fault_then_good(20);
+    let outcomes = Stage::new("prints_half_a_line_and_leaves").fault_then_good();
     assert!(outcomes.iter().all(|outcome| protocol_error(outcome, "within a line")), "{outcomes:?}");
-    let outcomes = Stage::new("prints_half_a_line_and_is_killed").fault_then_good(20);
+    let outcomes = Stage::new("prints_half_a_line_and_is_killed").fault_then_good();
     assert!(outcomes.iter().all(|outcome| crashed_by(outcome, 9)), "{outcomes:?}");
-    let outcomes = Stage::with("prints_half_a_line_and_hangs", |config| {
-        impatient(config);
-        config.patience.build = Duration::from_millis(200);
-    });
-    let mut stage = outcomes;
-    assert_eq!(stage.run(1).outcome, Outcome::TimedOut { seconds: 0.5 });
-    stage.close();
 }
 
 fn leaving_without_an_answer_is_a_crash_even_with_status_0() {
-    let outcomes = Stage::new("leaves_without_an_answer").fault_then_good(20);
+    let outcomes = Stage::new("leaves_without_an_answer").fault_then_good();
     for outcome in outcomes {
         assert!(matches!(outcome, Outcome::Crashed { signal: None, status: Some(0), .. }), "{outcome:?}");
     }
-    let outcomes = Stage::new("leaves_with_status_9").fault_then_good(3);
+    let outcomes = Stage::new("leaves_with_status_9").fault_then_good();
     for outcome in outcomes {
         let Outcome::Crashed { signal: None, status: Some(9), log } = outcome else { panic!("{outcome:?}") };
         assert_eq!(log, "the last words\\u{7}");
     }
-    let outcomes = Stage::with("closes_its_output_and_hangs", impatient).fault_then_good(1);
-    assert!(protocol_error(&outcomes[0], "closed its output"), "{outcomes:?}");
 }
 
 fn messages_out_of_turn_are_protocol_errors() {
-    for (part, words) in [
-        ("speaks_of_another_trial", "of trial 8 in trial 1"),
-        ("skips_a_step", "step 2 after step 0"),
-        ("takes_samples_for_ever", "samples"),
-        ("says_hello_again", "said `hello`"),
-        ("completes_without_a_measurement", "without a measurement"),
-    ] {
-        let outcomes = Stage::with(part, |config| config.patience.leave = Duration::ZERO).fault_then_good(1);
-        assert!(protocol_error(&outcomes[0], words), "{part}: {outcomes:?}");
+    type Words = fn(u32) -> String;
+    let parts: [(&str, Words); 5] = [
+        ("speaks_of_another_trial", |trial| format!("of trial {} in trial {trial}", trial + 7)),
+        ("skips_a_step", |_| "step 2 after step 0".to_owned()),
+        ("takes_samples_for_ever", |_| "samples".to_owned()),
+        ("says_hello_again", |_| "said `hello`".to_owned()),
+        ("completes_without_a_measurement", |_| "without a measurement".to_owned()),
+    ];
+    for (part, words) in parts {
+        let outcomes = Stage::with(part, |config| config.patience.leave = Duration::ZERO).fault_then_good();
+        assert!(
+            (0..).zip(&outcomes).all(|(round, outcome)| protocol_error(outcome, &words(2 * round + 1))),
+            "{part}: {outcomes:?}"
+        );
     }
 }
 
 fn the_status_for_far_over_the_limit_is_out_of_memory() {
-    for outcome in Stage::new("goes_far_over_the_limit").fault_then_good(20) {
+    for outcome in Stage::new("goes_far_over_the_limit").fault_then_good() {
         let Outcome::OutOfMemory { limit_bytes, requested_bytes: None, .. } = outcome else { panic!("{outcome:?}") };
         assert_eq!(limit_bytes, Some(1 << 29));
     }
 }
 
 fn a_kill_counted_by_the_cgroup_is_host_out_of_memory() {
-    let outcomes = Stage::new("is_killed_for_host_memory").fault_then_good(20);
+    let outcomes = Stage::new("is_killed_for_host_memory").fault_then_good();
     assert!(outcomes.iter().all(|outcome| *outcome == Outcome::HostOutOfMemory), "{outcomes:?}");
 }
 
 fn grandchildren_go_with_their_worker() {
-    let outcomes = Stage::new("leaves_grandchildren_and_is_killed").fault_then_good(20);
+    let outcomes = Stage::new("leaves_grandchildren_and_is_killed").fault_then_good();
     assert!(outcomes.iter().all(|outcome| crashed_by(outcome, 9)), "{outcomes:?}");
-    for outcome in Stage::new("leaves_grandchildren_and_answers_nothing").fault_then_good(20) {
+    for outcome in Stage::new("leaves_grandchildren_and_answers_nothing").fault_then_good() {
         assert!(matches!(outcome, Outcome::Crashed { signal: None, status: Some(0), .. }), "{outcome:?}");
     }
 }
 
+fn a_soak_whose_worker_is_killed_leaves_no_checkpoint() {
+    let mut stage = Stage::new("is_killed_in_its_checkpoint");
+    for round in 0..REPEATS {
+        let soak = spec(2 * round + 1, Purpose::Soak);
+        let path = checkpoint_path(stage.directory.path(), soak.id);
+        let mut written = false;
+        // The worker says a step once the file is there.
+        let record = stage.executor().run(&soak, &mut |_| written = path.exists()).unwrap();
+        assert!(written && crashed_by(&record.outcome, 9), "{:?}", record.outcome);
+        assert!(!path.exists());
+    }
+    stage.close();
+}
+
 fn a_worker_that_leaves_after_its_answer_has_answered() {
     // The process is gone when the next trial begins, which is not that trial's fault.
-    let outcomes = Stage::new("answers_and_leaves").fault_then_good(20);
+    let outcomes = Stage::new("answers_and_leaves").fault_then_good();
     assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Completed), "{outcomes:?}");
 }
 

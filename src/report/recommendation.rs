@@ -136,6 +136,10 @@ pub struct Fragmentation {
     pub last: Option<f64>,
     /// What is allowed.
     pub threshold: f64,
+    /// The peak rate that the same steps would have under PyTorch's native allocator, by replay; it decides nothing.
+    /// Absent without an exact forecast, and where that allocator is the one that was measured.
+    #[serde(default)]
+    pub native: Option<f64>,
 }
 
 /// What was computed before anything was measured.
@@ -204,4 +208,16 @@ pub struct Provenance {
     pub trials: usize,
     /// Trials that ran out of memory.
     pub oom_trials: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_before_the_native_allocator_s_rate_is_read() {
+        let text = "{metric: peak, max: 0.1, last: null, threshold: 0.3}";
+        let read: Fragmentation = serde_yaml::from_str(text).unwrap();
+        assert_eq!((read.max, read.native), (Some(0.1), None));
+    }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::Recommendation;
 use super::recommendation::{Measured, Recommended};
+use crate::memory::FragmentationMetric;
 use crate::search::recommend::Status;
 use crate::search::{History, JudgedTrial, staged};
 use crate::trial::Measurement;
@@ -172,11 +173,87 @@ fn figures(measured: &Measured) -> String {
         let over = format!(" over {}", plural(measured.steps as usize, "step"));
         parts.last_mut().into_iter().for_each(|part| part.push_str(&over));
     }
-    format!(
+    let mut text = format!(
         "  {}\n  {} reserved at the peak of a limit of {}, {} free\n",
         parts.join(", "),
         Bytes(measured.peak_reserved_bytes),
         Bytes(measured.limit_bytes),
         Bytes(measured.headroom_bytes),
-    )
+    );
+    let fragmentation = &measured.fragmentation;
+    if let Some(native) = fragmentation.native {
+        let here = fragmentation.max.filter(|_| fragmentation.metric == FragmentationMetric::Peak);
+        let here = here.map_or_else(String::new, |here| format!("{} here, ", Fraction(here)));
+        let native = Fraction(native);
+        let _ = writeln!(text, "  fragmented at the peak: {here}{native} under PyTorch's native allocator (by replay)");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recommendation::Fragmentation;
+    use super::*;
+    use crate::search::rules::testing::{completed, point, sample};
+    use crate::search::{Verdict, rules};
+    use crate::trial::{Measurement, Purpose, TrialSpec};
+
+    fn measured(fragmentation: Fragmentation) -> Measured {
+        Measured {
+            samples_per_second: 10.0,
+            step_ms: crate::trial::outcome::StepQuantiles { p50: 100.0, p95: 110.0 },
+            data_wait_fraction: 0.0,
+            peak_allocated_bytes: 1 << 20,
+            peak_reserved_bytes: 2 << 20,
+            limit_bytes: 4 << 20,
+            headroom_bytes: 2 << 20,
+            largest_satisfiable_bytes: 2 << 20,
+            largest_request_bytes: 1 << 20,
+            allocated_blocks: 3,
+            fragmentation,
+            steps: 50,
+            first_loss: Some(2.0),
+            last_loss: Some(1.0),
+        }
+    }
+
+    fn fragmentation(native: Option<f64>) -> Fragmentation {
+        let metric = FragmentationMetric::Peak;
+        Fragmentation { metric, max: Some(0.001), last: Some(0.0), threshold: 0.3, native }
+    }
+
+    #[test]
+    fn the_native_allocator_s_rate_stands_beside_the_measured_one() {
+        let line = |fragmentation| figures(&measured(fragmentation)).lines().nth(2).map(str::to_owned);
+        assert_eq!(line(fragmentation(None)), None);
+        assert_eq!(
+            line(fragmentation(Some(0.139))).unwrap(),
+            "  fragmented at the peak: 0.1% here, 13.9% under PyTorch's native allocator (by replay)"
+        );
+        // Another metric is not to be compared with it.
+        let external = Fragmentation { metric: FragmentationMetric::External, ..fragmentation(Some(0.139)) };
+        assert_eq!(
+            line(external).unwrap(),
+            "  fragmented at the peak: 13.9% under PyTorch's native allocator (by replay)"
+        );
+    }
+
+    #[test]
+    fn a_speed_that_may_not_be_believed_is_marked_and_explained() {
+        let trial = |purpose, trust| {
+            let record = completed(point(8), vec![sample(12)]);
+            let measurement = record.measurement.map(|measurement| Measurement { trust, ..measurement });
+            let spec = TrialSpec { purpose, ..record.spec };
+            let record = crate::trial::TrialRecord { spec, measurement, ..record };
+            let verdict: Verdict = rules::judge(&record, &rules::testing::safety());
+            JudgedTrial { record, verdict }
+        };
+        let speed = |purpose, trust| row(&trial(purpose, trust))[4].clone();
+        let plain = speed(Purpose::Ladder, Some(Trust::Reliable));
+        assert_eq!(speed(Purpose::Ladder, None), plain, "an old journal does not say");
+        assert_eq!(speed(Purpose::Probe, Some(Trust::TooFew)), plain);
+        for trust in [Trust::Wide, Trust::Drifting, Trust::TooFew] {
+            assert_eq!(speed(Purpose::Ladder, Some(trust)), format!("~{plain}"));
+        }
+    }
 }

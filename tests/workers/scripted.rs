@@ -5,6 +5,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, Write};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,6 +16,7 @@ use batchtune::memory::MemorySample;
 use batchtune::trial::exit_status::FAR_OVER_LIMIT;
 use batchtune::trial::outcome::{Measurement, StepTimes};
 use batchtune::trial::protocol::{FromWorker, MAX_LINE_BYTES, PROTOCOL, Refusal, ToWorker};
+use batchtune::trial::spec::checkpoint_path;
 use batchtune::trial::{Outcome, TrialId, TrialSpec, worker};
 use nix::sys::signal::{Signal, raise};
 
@@ -113,7 +115,7 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
             raw(&step);
             sleep_for_ever();
         }
-        "floods_its_log" => flood(Some(32 << 20)),
+        "floods_its_log" => flood(Some(8 << 20)),
         "floods_its_log_for_ever" => {
             raw(&step);
             flood(None);
@@ -123,7 +125,7 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
             let _ = io::stdout().write_all(b"epoch 1: loss 4.2\n").and_then(|()| io::stdout().flush());
             // So does what it starts.
             let _ = Command::new("echo").arg("from a child").status();
-            if trial.id.0 == 3 {
+            if trial.id.0 % 4 == 3 {
                 let _ = raise(Signal::SIGKILL);
             }
         }
@@ -188,6 +190,26 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
         "says_hello_again" => {
             say(stage, &FromWorker::Hello { protocol: PROTOCOL, version: String::new(), pid: 1 });
         }
+        "has_a_device_error" => {
+            let message = "an illegal memory access\u{1b}".to_owned();
+            say(stage, &failed(trial.id, Outcome::DeviceError { message }));
+            return Some(ExitCode::SUCCESS);
+        }
+        "diverges" => {
+            say(stage, &failed(trial.id, Outcome::Diverged { step: 0 }));
+            return Some(ExitCode::SUCCESS);
+        }
+        "fails" => {
+            say(stage, &failed(trial.id, Outcome::Failed { message: "shape mismatch".to_owned() }));
+            return Some(ExitCode::SUCCESS);
+        }
+        "is_killed_in_its_checkpoint" => {
+            let pids = PathBuf::from(std::env::var_os(PIDS).expect("the file for process numbers is set"));
+            let scratch = pids.parent().expect("it is in the study");
+            fs::write(checkpoint_path(scratch, trial.id), "half of it").expect("the file can be written");
+            raw(&step);
+            let _ = raise(Signal::SIGKILL);
+        }
         "completes_without_a_measurement" => say(stage, &ended(trial.id, None)),
         "closes_its_output_and_hangs" => {
             worker::claim_stdout().map(drop).expect("standard output can be duplicated");
@@ -251,6 +273,10 @@ fn step(trial: TrialId, step: u32) -> FromWorker {
 
 fn ended(trial: TrialId, measurement: Option<Measurement>) -> FromWorker {
     FromWorker::Ended { trial, outcome: Outcome::Completed, measurement, clean: true }
+}
+
+fn failed(trial: TrialId, outcome: Outcome) -> FromWorker {
+    FromWorker::Ended { trial, outcome, measurement: None, clean: false }
 }
 
 fn refused(cause: Refusal, reason: &str) -> FromWorker {

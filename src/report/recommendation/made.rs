@@ -28,6 +28,8 @@ pub struct Source<'a> {
     pub skipped: &'a [Skip],
     /// What the probes foretold, where there were any.
     pub forecast: Option<Summary>,
+    /// The peak rate of the recommended point under PyTorch's native allocator, where it was computed.
+    pub native_peak_rate: Option<f64>,
     /// The device.
     pub facts: &'a DeviceFacts,
     /// When the study began, RFC 3339.
@@ -113,6 +115,7 @@ fn measured(source: &Source<'_>, trial: &JudgedTrial) -> Option<Measured> {
             max: rates.iter().copied().reduce(f64::max),
             last: rates.last().copied(),
             threshold: safety.fragmentation_threshold.0,
+            native: source.native_peak_rate,
         },
         steps: measurement.steps,
         first_loss: measurement.first_loss,

@@ -9,11 +9,13 @@ use crate::trial::journal::Entry;
 
 impl Running<'_> {
     fn recommendation(&self) -> Recommendation {
+        let standing = standing(&self.history, &self.space);
         Recommendation::new(&Source {
             plan: self.study.plan,
             history: &self.history,
             skipped: &self.skipped,
-            forecast: self.knowledge.summary(standing(&self.history, &self.space).point(), &self.history),
+            forecast: self.knowledge.summary(standing.point(), &self.history),
+            native_peak_rate: standing.point().and_then(|point| self.knowledge.native_peak_rate(point)),
             facts: &self.facts,
             started: &self.study.started,
             seconds: self.clock.elapsed().as_secs_f64(),

@@ -205,12 +205,21 @@ impl Probed {
     /// The rates under the planned allocator, where it is another one than the device's.
     fn shadow_rates(&self, forecaster: &Forecaster, shape: RunShape) -> Option<Rates> {
         let planned = self.terms.planned;
-        if planned == AllocatorKind::Auto || planned == self.terms.allocator {
+        let is_another = planned != AllocatorKind::Auto && planned != self.terms.allocator;
+        is_another.then(|| rates_under(planned, forecaster, shape)).flatten()
+    }
+
+    /// The peak rate that a point would have under PyTorch's native allocator, for the report alone: what is measured on
+    /// a pool that hardly fragments says nothing of a PyTorch program. `None` where the device's own allocator is that
+    /// one, or the events of the point are not known exactly.
+    pub fn native_peak_rate(&self, point: &Point) -> Option<f64> {
+        let forecaster = self.forecasters.get(&Kind::of(point))?;
+        let is_forecast = point.batch_size >= MIN_BATCH_SIZE && forecaster.method() == Method::Exact;
+        if !is_forecast || self.terms.allocator == AllocatorKind::Native {
             return None;
         }
-        let shadow = policies(planned);
-        let conditions = Conditions { limit_bytes: u64::MAX, make_policy: &shadow };
-        forecaster.point(shape, &conditions).ok().flatten().map(|point| point.rates)
+        let rates = rates_under(AllocatorKind::Native, forecaster, RunShape::recorded(point.batch_size))?;
+        rates.peak.map(round_for_json)
     }
 
     /// The first rule that the forecast breaks, even if it is too high by `margin`.
@@ -268,6 +277,12 @@ impl Knowledge for Probed {
     fn expect_under(&self, kind: Kind, batch_size: usize, alloc_conf: &str) -> Option<Expectation> {
         self.look_up(kind, batch_size, Some(alloc_conf))
     }
+}
+
+/// The rates of a run under an allocator that has all the memory it wants.
+fn rates_under(allocator: AllocatorKind, forecaster: &Forecaster, shape: RunShape) -> Option<Rates> {
+    let conditions = Conditions { limit_bytes: u64::MAX, make_policy: &policies(allocator) };
+    forecaster.point(shape, &conditions).ok().flatten().map(|point| point.rates)
 }
 
 /// Policies of a kind.

@@ -97,3 +97,32 @@ fn the_planned_allocator_s_rate_counts_as_the_measured_one_does() {
     let fragmented = |reasons: &[String]| reasons.iter().filter(|reason| reason.contains("fragmented")).count();
     assert!(fragmented(&planned) > fragmented(&own), "{} {}", fragmented(&planned), fragmented(&own));
 }
+
+#[test]
+fn the_native_allocator_s_rate_is_computed_where_another_one_was_measured() {
+    let machine = Machine { weights: vec![1021 * 1000; 30], ..Machine::new() };
+    let probed = |allocator, of: fn(&Machine, &[usize]) -> Probed| {
+        let mut probed = of(&machine, &[2, 3]);
+        probed.terms.allocator = allocator;
+        probed
+    };
+    let pool = probed(AllocatorKind::CudaMallocAsync, known);
+    let rate = pool.native_peak_rate(&point(16)).unwrap();
+    // The steady steps of the same events, played to that allocator.
+    let events = machine.events(16, 2, PROBE_UPDATES);
+    let steady = events.iter().position(|event| *event == Event::Mark(Mark::Step(2))).unwrap();
+    let mut player = Player::new(Box::new(Native::new(u64::MAX)));
+    player.play_all(&events[..steady]);
+    player.start_window();
+    player.play_all(&events[steady..]);
+    let expected = Rates::of(&player.state()).peak.unwrap();
+    assert!((rate - expected).abs() < 1e-9, "{rate} {expected}");
+    assert!(rate > 0.01, "{rate}");
+
+    assert_eq!(pool.native_peak_rate(&point(1)), None, "nothing is forecast below 2");
+    assert_eq!(pool.native_peak_rate(&Point { accumulation_steps: 1, ..point(16) }), None, "no probe is of its kind");
+    let native = probed(AllocatorKind::Native, known);
+    assert_eq!(native.native_peak_rate(&point(16)), None, "it was measured");
+    let affine = probed(AllocatorKind::CudaMallocAsync, misaligned);
+    assert_eq!(affine.native_peak_rate(&point(16)), None, "peaks alone have no events");
+}
