@@ -252,15 +252,16 @@ class _Cuda:
         stats = self.torch.cuda.memory_stats(self.device)
         fields = {
             "allocated_bytes": stats.get("allocated_bytes.all.current", 0),
-            "requested_bytes": stats.get("requested_bytes.all.current"),
             "reserved_bytes": stats.get("reserved_bytes.all.current", 0),
             "peak_allocated_bytes": stats.get("allocated_bytes.all.peak"),
             "peak_reserved_bytes": stats.get("reserved_bytes.all.peak"),
-            "allocated_blocks": stats.get("allocation.all.current"),
         }
-        # While events are recorded they would all be copied with the blocks.
-        if self.is_native and not self.is_recording:
-            fields.update(free_block_figures(self.torch.cuda.memory_snapshot(), self.device))
+        if self.is_native:
+            fields["requested_bytes"] = stats.get("requested_bytes.all.current")
+            fields["allocated_blocks"] = stats.get("allocation.all.current")
+            # While events are recorded they would all be copied with the blocks.
+            if not self.is_recording:
+                fields.update(free_block_figures(self.torch.cuda.memory_snapshot(), self.device))
         self.torch.cuda.reset_peak_memory_stats(self.device)
         return fields
 
@@ -730,11 +731,12 @@ def _session() -> Optional[_Session]:
 
 
 def _is_helper_process() -> bool:
-    """Loader workers that import the script again must not touch the device, nor report. (By name: a spawned process
-    imports the script before `multiprocessing.parent_process()` is set.)"""
+    """Loader workers that import the script again must not touch the device, nor report. A spawned process has another
+    name by then; the fork server, which has not, is told by what `multiprocessing` sets while it imports."""
     import multiprocessing
 
-    return multiprocessing.current_process().name != "MainProcess"
+    process = multiprocessing.current_process()
+    return process.name != "MainProcess" or getattr(process, "_inheriting", False)
 
 
 if os.environ.get("TUNE_REPORT") and not _is_helper_process():

@@ -288,22 +288,23 @@ class ATrial(unittest.TestCase):
         with Trial(LOOP.replace("t.step(4", "t.step(nothing"), RANK=1) as trial:
             self.assertEqual(trial.events, ["end"])
 
-    def test_a_helper_process_that_imports_it_reports_nothing(self):
+    def test_helper_processes_that_import_it_report_nothing(self):
         script = """
             import multiprocessing, sys, tune_report
             def look(): sys.exit(0 if tune_report._the_session is None else 9)
             if __name__ == "__main__":
-                worker = multiprocessing.get_context("spawn").Process(target=look)
+                worker = multiprocessing.get_context(sys.argv[1]).Process(target=look)
                 worker.start(); worker.join(); print(worker.exitcode)
         """
-        with tempfile.TemporaryDirectory() as folder:
-            path, report = Path(folder) / "script.py", Path(folder) / "report"
-            path.write_text(textwrap.dedent(script))
-            out = subprocess.check_output(
-                [sys.executable, str(path)], env=trial_environment(report), universal_newlines=True, timeout=60
-            )
-            self.assertEqual(out.strip(), "0")
-            self.assertEqual(report.read_text().count("hello"), 1)
+        for method in ("spawn", "forkserver"):
+            with tempfile.TemporaryDirectory() as folder:
+                path, report = Path(folder) / "script.py", Path(folder) / "report"
+                path.write_text(textwrap.dedent(script))
+                out = subprocess.check_output(
+                    [sys.executable, str(path), method], env=trial_environment(report), universal_newlines=True, timeout=60
+                )
+                self.assertEqual(out.strip(), "0", method)
+                self.assertEqual([json.loads(line)["event"] for line in report.read_text().splitlines()], ["hello", "end"])
 
 
 class Phases(unittest.TestCase):
