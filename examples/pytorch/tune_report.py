@@ -42,6 +42,9 @@ PROBE_ENTRIES = 4_000_000
 UPDATE_ENTRIES = 400_000
 """Events of the one update that is looked at for its largest request."""
 
+TRIM_EVERY_STEPS = 10
+"""Steps between two releases of the cache under `TUNE_TRIM=every_k`."""
+
 EXPANDABLE_PAGE_BYTES = {"small": 2 << 20, "large": 20 << 20}
 """Expandable segments give memory back in whole pages of these sizes (c10/cuda/CUDACachingAllocator.cpp)."""
 
@@ -113,6 +116,7 @@ class _Trial:
         self.checkpoint_path: Optional[str] = setting("checkpoint", None)
         self.trace_path: Optional[str] = setting("trace", None)
         self.limit_bytes: Optional[int] = setting("limit_bytes", 0) or None
+        self.trim = setting("trim", "never")
 
     @property
     def is_probe(self) -> bool:
@@ -424,6 +428,7 @@ class _TunedRun(Run):
     def step(self, samples: int, loss: Any = None) -> None:
         if self._session.ended:
             return
+        self._trim(self._session.steps_done + 1)
         self._synchronize()
         total = time.perf_counter() - self._began
         self._session.steps_done += 1
@@ -511,6 +516,15 @@ class _TunedRun(Run):
             figures = self._cuda.sample()
             self._report.write("sample", step=step, **figures, largest_request_bytes=self._largest_request)
 
+    def _trim(self, done: int) -> None:
+        """Hands cached memory back where the trial says so: inside the step's time, as in the planned run."""
+        trim = self._trial.trim
+        is_update = done % self._trial.accumulation_steps == 0
+        if self._cuda is not None and (
+            (trim == "after_update" and is_update) or (trim == "every_k" and done % TRIM_EVERY_STEPS == 0)
+        ):
+            self._torch.cuda.empty_cache()
+
     def _run_phases(self, done: int) -> None:
         """The evaluation pass and, in a soak, the checkpoint. Their exceptions are the program's own."""
         after, path = self._trial.evaluate_after, self._trial.checkpoint_path
@@ -520,6 +534,8 @@ class _TunedRun(Run):
         if self._evaluate is not None:
             self._mark("evaluation")
             loss, seconds = self._timed(self._evaluate)
+            if self._trial.trim == "after_eval" and self._cuda is not None:
+                self._torch.cuda.empty_cache()
             with _harmless("reporting the evaluation"):
                 self._report.write("evaluation", loss=_json_number(self._number(loss)), seconds=seconds)
         if self._checkpoint is not None and path is not None and self._trial.purpose == "soak":

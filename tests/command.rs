@@ -1,0 +1,384 @@
+//! Tuning a program of the user's own, with a trainer that trains nothing (`fake_trainer.py`): it reports like a real one,
+//! allocates by PyTorch's rules, and fails in every way that a program can.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use batchtune::device::DeviceChoice;
+use batchtune::memory::{AllocatorKind, LimitSpec, Trim};
+use batchtune::train::GradientCheckpointing;
+use batchtune::trial::command::{CommandConfig, CommandExecutor, CommandSpec, Template};
+use batchtune::trial::process::{OomKills, Patience};
+use batchtune::trial::spec::trace_path;
+use batchtune::trial::{Executor, Interrupt, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec};
+use batchtune::units::{Bytes, GIB, MIB};
+use serde_json::Value;
+
+const TRAINER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_trainer.py");
+
+/// A study folder with an executor of the fake trainer.
+struct Bench {
+    folder: tempfile::TempDir,
+    executor: CommandExecutor,
+}
+
+fn patience() -> Patience {
+    Patience {
+        start: Duration::from_secs(30),
+        build: Duration::from_secs(20),
+        step: Duration::from_millis(1500),
+        kill: Duration::from_millis(300),
+        ..Patience::with_step_timeout(Duration::from_secs(1))
+    }
+}
+
+impl Bench {
+    fn new(options: &[&str]) -> Self {
+        Self::with(options, |_| {})
+    }
+
+    fn with(options: &[&str], change: impl FnOnce(&mut CommandConfig)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let usual = ["python3", TRAINER, "--batch-size={batch_size}", "--steps={steps}"];
+        let run = usual.iter().chain(options).map(|argument| Template::parse(argument).unwrap()).collect();
+        let mut config = CommandConfig {
+            command: CommandSpec {
+                run,
+                env: BTreeMap::new(),
+                cwd: folder.path().to_owned(),
+                preload: Vec::new(),
+                timeout: Duration::from_secs(60),
+            },
+            precision: "bf16".to_owned(),
+            seed: 0,
+            device: DeviceChoice::Cpu,
+            limit: LimitSpec::Bytes(Bytes(GIB)),
+            allocator: AllocatorKind::Auto,
+            scratch: folder.path().to_owned(),
+            patience: patience(),
+            interrupt: Interrupt::default(),
+            deadline: None,
+            oom_kills: OomKills::default(),
+        };
+        change(&mut config);
+        let mut executor = CommandExecutor::new(config);
+        executor.start().unwrap();
+        Self { folder, executor }
+    }
+
+    fn run(&mut self, purpose: Purpose, batch_size: usize) -> TrialRecord {
+        self.executor.run(&trial(purpose, batch_size), &mut |_| {}).unwrap()
+    }
+
+    /// What is left in the study folder.
+    fn left(&self) -> Vec<String> {
+        let files = std::fs::read_dir(self.folder.path()).unwrap();
+        let mut names: Vec<String> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn trial(purpose: Purpose, batch_size: usize) -> TrialSpec {
+    let point = Point {
+        batch_size,
+        accumulation_steps: 2,
+        loader_workers: 1,
+        prefetch_depth: 2,
+        device_prefetch: 0,
+        pin_memory: true,
+        gradient_checkpointing: GradientCheckpointing::None,
+        trim: Trim::Never,
+        alloc_conf: None,
+    };
+    TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 2, steps: 6, sample_every: 2 }
+}
+
+#[test]
+fn a_trial_is_measured_by_its_report() {
+    let mut bench = Bench::new(&[]);
+    let record = bench.run(Purpose::Ladder, 8);
+    assert_eq!(record.outcome, Outcome::Completed, "{record:#?}");
+    let measurement = record.measurement.unwrap();
+    assert_eq!(measurement.steps, 6);
+    // 0.8 ms and 0.02 ms a sample; one worker loads in 0.05 ms a sample, less than the step takes.
+    let expected = 8.0 / (0.8 + 8.0 * 0.02) * 1e3;
+    assert!((measurement.samples_per_second - expected).abs() < 1.0, "{}", measurement.samples_per_second);
+    assert_eq!(record.samples.iter().map(|sample| sample.step).collect::<Vec<_>>(), [2, 4, 6, 8]);
+    let last = record.samples.last().unwrap();
+    assert_eq!(last.limit_bytes, GIB);
+    assert!(last.reserved_bytes >= last.allocated_bytes && last.allocated_bytes > 32 * MIB, "{last:?}");
+    assert!(measurement.largest_request_bytes > MIB && last.allocated_blocks > 0);
+    assert!(measurement.first_loss.unwrap() > measurement.last_loss.unwrap());
+    assert_eq!(bench.left(), [""; 0]);
+}
+
+#[test]
+fn a_soak_evaluates_and_writes_a_checkpoint_that_is_removed() {
+    let mut bench = Bench::new(&[]);
+    let record = bench.run(Purpose::Soak, 4);
+    let measurement = record.measurement.unwrap();
+    assert_eq!((measurement.evaluation_loss, measurement.checkpoint_bytes), (Some(2.5), Some(10_000)));
+    assert_eq!(bench.left(), [""; 0]);
+}
+
+#[test]
+fn a_probe_leaves_the_trace_alone() {
+    let mut bench = Bench::new(&[]);
+    let record = bench.run(Purpose::Probe, 2);
+    assert_eq!(record.outcome, Outcome::Completed);
+    let trace = trace_path(bench.folder.path(), &record.spec.point);
+    assert_eq!(bench.left(), [trace.file_name().unwrap().to_str().unwrap()]);
+}
+
+/// The outcome's name, and what it says.
+fn outcome_of(fault: &str, purpose: Purpose) -> (&'static str, String) {
+    let mut bench = Bench::new(&["--fault", fault]);
+    let record = bench.run(purpose, 4);
+    assert!(record.measurement.is_some() == record.completed(), "{fault}");
+    let mut left = bench.left();
+    left.retain(|name| Path::new(name).extension().is_none_or(|extension| extension != "trace"));
+    assert_eq!(left, [""; 0], "{fault}");
+    let says = match &record.outcome {
+        Outcome::Crashed { signal, status, log } => format!("{signal:?} {status:?} {log}"),
+        other => other.to_string(),
+    };
+    (record.outcome.name(), says)
+}
+
+#[test]
+fn every_fault_of_a_program_is_an_outcome_of_its_own() {
+    let faults = [
+        ("hang", "timed_out", "no step finished"),
+        ("hang_hard", "timed_out", "no step finished"),
+        ("kill", "crashed", "Some(9)"),
+        ("segv", "crashed", "Some(11)"),
+        ("abort", "crashed", "Some(6)"),
+        ("leave", "failed", "status 0 after 2 of 8 steps"),
+        ("status", "failed", "status 3"),
+        ("typo", "failed", "NameError"),
+        ("missing_file", "failed", "FileNotFoundError"),
+        ("diverge", "diverged", "step 2"),
+        ("out_of_memory", "out_of_memory", "16.0 GiB requested, limit 1.0 GiB"),
+        ("out_of_memory_text", "out_of_memory", "16.0 GiB requested, limit 1.0 GiB"),
+        ("garbage", "protocol_error", "`not json` is no message"),
+        ("half_line", "failed", "status 1"),
+        ("long_line", "protocol_error", "longer than 1048576 bytes"),
+        ("two_ends", "completed", ""),
+        ("flood", "completed", ""),
+        ("linger", "completed", ""),
+        ("grandchild", "completed", ""),
+    ];
+    for (fault, name, words) in faults {
+        let (outcome, says) = outcome_of(fault, Purpose::Ladder);
+        assert_eq!(outcome, name, "{fault}: {says}");
+        assert!(says.contains(words), "{fault}: {says}");
+    }
+}
+
+#[test]
+fn a_probe_without_a_trace_that_can_be_read_has_failed() {
+    for (fault, words) in [("no_trace", "recorded no allocations"), ("bad_trace", "no use")] {
+        let (outcome, says) = outcome_of(fault, Purpose::Probe);
+        assert_eq!(outcome, "failed", "{fault}");
+        assert!(says.contains(words), "{fault}: {says}");
+    }
+}
+
+#[test]
+fn what_a_program_started_goes_with_it() {
+    let mut bench = Bench::new(&["--fault", "grandchild", "--pid-file", "grandchild.pid"]);
+    for repeat in 0..3 {
+        let record = bench.run(Purpose::Ladder, 4);
+        assert!(record.completed(), "{repeat}: {record:?}");
+        let pid = std::fs::read_to_string(bench.folder.path().join("grandchild.pid")).unwrap();
+        let by = Instant::now() + Duration::from_secs(5);
+        while is_running(&pid) {
+            assert!(Instant::now() < by, "process {pid} is still there");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Whether a process runs; a zombie that init has yet to reap does not.
+fn is_running(pid: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit_once(')').unwrap().1.trim_start().starts_with('Z'))
+}
+
+#[test]
+fn a_program_that_does_not_report_is_judged_by_how_it_ends() {
+    let mut bench = Bench::new(&["--unmodified"]);
+    let record = bench.run(Purpose::Ladder, 4);
+    assert_eq!(record.outcome, Outcome::Completed);
+    assert!(!record.is_observed() && record.samples.is_empty());
+    assert!(record.warnings.iter().any(|warning| warning.contains("fragmentation was not observed")), "{record:?}");
+    assert!(record.measurement.unwrap().samples_per_second > 0.0, "it was told its steps");
+
+    let record = bench.run(Purpose::Ladder, 4000);
+    let Outcome::OutOfMemory { requested_bytes: Some(requested_bytes), limit_bytes, .. } = record.outcome else {
+        panic!("{record:?}")
+    };
+    assert!(requested_bytes > 100 * MIB && limit_bytes == Some(GIB), "{requested_bytes} {limit_bytes:?}");
+}
+
+#[test]
+fn a_program_that_says_nothing_and_holds_nothing_is_timed_out() {
+    let options = ["--unmodified", "--forever"];
+    let mut bench = Bench::with(&options, |config| config.command.timeout = Duration::from_secs(1));
+    assert!(matches!(bench.run(Purpose::Ladder, 4).outcome, Outcome::TimedOut { .. }));
+}
+
+#[test]
+fn a_program_that_goes_on_after_its_steps_has_completed() {
+    let mut bench = Bench::with(&["--forever"], |config| config.command.timeout = Duration::from_secs(2));
+    let record = bench.run(Purpose::Ladder, 4);
+    assert!(record.completed(), "{record:?}");
+    assert_eq!(record.measurement.unwrap().steps, 6);
+}
+
+#[test]
+fn a_warm_start_measures_the_same() {
+    let mut plain = Bench::new(&[]);
+    let mut warm = Bench::with(&[], |config| config.command.preload = vec!["json".to_owned(), "pickle".to_owned()]);
+    for purpose in [Purpose::Ladder, Purpose::Probe, Purpose::Soak] {
+        let (plain, warm) = (plain.run(purpose, 4), warm.run(purpose, 4));
+        assert_eq!(warm.warnings, [""; 0], "{purpose}");
+        assert_eq!((plain.outcome, plain.samples), (warm.outcome, warm.samples), "{purpose}");
+    }
+}
+
+#[test]
+fn the_user_s_wish_to_stop_ends_a_run() {
+    let interrupt = Interrupt::default();
+    let mut bench = Bench::with(&["--fault", "slow"], |config| {
+        config.interrupt = interrupt.clone();
+        config.patience.step = Duration::from_secs(60);
+    });
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        interrupt.request();
+    });
+    let begun = Instant::now();
+    assert_eq!(bench.run(Purpose::Ladder, 4).outcome, Outcome::Cancelled);
+    assert!(begun.elapsed() < Duration::from_secs(20));
+}
+
+/// A study by the program itself.
+struct Study {
+    folder: tempfile::TempDir,
+    code: i32,
+    stderr: String,
+}
+
+impl Study {
+    fn of(config: &str, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("model.yaml"), config).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_tune"))
+            .args(["--config", "model.yaml", "--study", "study"])
+            .args(arguments)
+            .current_dir(folder.path())
+            .env_remove("PYTORCH_CUDA_ALLOC_CONF")
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        Self { folder, code: output.status.code().unwrap(), stderr }
+    }
+
+    fn recommendation(&self) -> Value {
+        let text = std::fs::read_to_string(self.folder.path().join("recommendation.yaml")).unwrap();
+        serde_yaml::from_str(&text).unwrap()
+    }
+}
+
+fn config(options: &str) -> String {
+    format!(
+        "device: cpu\ncommand:\n  run: [python3, {TRAINER}, --batch-size, {{batch_size}}, --steps, {{steps}}, \
+         \"--accumulation-steps={{accumulation_steps}}\", \"--loader-workers={{loader_workers}}\"{options}]\n\
+         target: {{batch_size: 64}}\nmemory: {{limit: 1GiB}}\ntrial: {{steps: 4, soak_steps: 20}}\n"
+    )
+}
+
+#[test]
+fn a_study_forecasts_exactly_runs_out_of_memory_never_and_proves_its_answer() {
+    let study = Study::of(&config(""), &[]);
+    assert_eq!(study.code, 0, "{}", study.stderr);
+    let found = study.recommendation();
+    assert_eq!((found["status"].as_str(), found["provenance"]["oom_trials"].as_u64()), (Some("safe"), Some(0)));
+    assert_eq!(found["forecast"]["method"], "exact");
+    assert_eq!(found["forecast"]["error_percent"].as_f64(), Some(0.0), "{found:#}");
+    // 32 and 64 do not leave the headroom.
+    assert_eq!(found["recommended"]["batch_size"].as_u64(), Some(16), "{}", study.stderr);
+    assert_eq!(found["recommended"]["effective_batch_size"].as_u64(), Some(64));
+    // The replay prefers it, and the soak ran with it.
+    assert_eq!(found["recommended"]["allocator"]["conf"], "expandable_segments:True");
+    assert_eq!(found["recommended"]["allocator"]["backend"], "expandable");
+    let text = std::fs::read_to_string(study.folder.path().join("study/journal.jsonl")).unwrap();
+    let soak = text.lines().rfind(|line| line.contains("\"trial_started\"") && line.contains("\"soak\"")).unwrap();
+    assert!(soak.contains("expandable_segments:True"), "{soak}");
+}
+
+#[test]
+fn settings_that_make_a_larger_batch_fit_come_before_a_smaller_batch() {
+    let uneven = config(", --uneven");
+    let own = Study::of(&uneven, &["--set", "search.alloc_conf=[]"]);
+    let tried = Study::of(&uneven, &[]);
+    let batch_size = |study: &Study| study.recommendation()["recommended"]["batch_size"].as_u64().unwrap();
+    assert!(batch_size(&own) <= batch_size(&tried), "{}\n{}", own.stderr, tried.stderr);
+    assert_eq!(own.recommendation()["recommended"]["allocator"]["conf"], Value::Null);
+}
+
+#[test]
+fn a_script_that_fails_whatever_the_size_ends_with_its_last_lines_after_one_trial() {
+    for (fault, words) in [("typo", "NameError"), ("missing_file", "FileNotFoundError")] {
+        let study = Study::of(&config(&format!(", --fault, {fault}")), &[]);
+        assert_eq!(study.code, 6, "{}", study.stderr);
+        assert!(study.stderr.contains(words), "{}", study.stderr);
+        assert_eq!(study.recommendation()["provenance"]["trials"].as_u64(), Some(1));
+    }
+}
+
+#[test]
+fn a_script_that_does_not_report_gets_an_answer_that_says_what_was_not_seen() {
+    let study = Study::of(&config(", --unmodified"), &[]);
+    assert_eq!(study.code, 0, "{}", study.stderr);
+    let found = study.recommendation();
+    let check = |rule: &str| {
+        let checks = found["checks"].as_array().unwrap().iter();
+        checks.clone().find(|check| check["rule"] == rule).unwrap().clone()
+    };
+    assert!(check("fragmentation")["reason"].as_str().unwrap().contains("not observed"), "{found:#}");
+    assert!(
+        found["warnings"].as_array().unwrap().iter().any(|text| text.as_str().unwrap().contains("does not report"))
+    );
+    // It does run out of memory, since nothing was forecast; that is an answer too.
+    assert!(found["provenance"]["oom_trials"].as_u64().unwrap() > 0);
+    assert!(found["measured"]["samples_per_second"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_resumed_study_comes_to_the_same_answer() {
+    let config = config("");
+    let whole = Study::of(&config, &[]);
+    let folder = whole.folder.path();
+    let journal = folder.join("study/journal.jsonl");
+    let text = std::fs::read_to_string(&journal).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let cut = lines.iter().position(|line| line.contains("\"accumulation\"")).unwrap();
+    std::fs::write(&journal, format!("{}\n", lines[..cut].join("\n"))).unwrap();
+    let recommended = whole.recommendation()["recommended"].clone();
+    let output = Command::new(env!("CARGO_BIN_EXE_tune"))
+        .args(["--config", "model.yaml", "--study", "study", "--resume"])
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let resumed: PathBuf = folder.join("recommendation.yaml");
+    let resumed: Value = serde_yaml::from_str(&std::fs::read_to_string(resumed).unwrap()).unwrap();
+    assert_eq!(resumed["recommended"], recommended);
+}
