@@ -38,10 +38,10 @@ impl Strays {
             if more.is_empty() {
                 break;
             }
-            more.iter().for_each(|(stray, _)| send(*stray, Signal::SIGSTOP));
+            send(&more, Signal::SIGSTOP);
             strays.extend(more);
         }
-        strays.iter().for_each(|(stray, _)| send(*stray, Signal::SIGKILL));
+        send(&strays, Signal::SIGKILL);
         Self(strays)
     }
 
@@ -68,7 +68,8 @@ fn found(group: u32, known: &[(u32, Place)]) -> Vec<(u32, Place)> {
         .collect()
 }
 
-fn send(stray: u32, signal: Signal) {
-    let Ok(number) = i32::try_from(stray) else { return };
-    let _ = kill(Pid::from_raw(number), signal);
+fn send(strays: &[(u32, Place)], signal: Signal) {
+    for number in strays.iter().filter_map(|(stray, _)| i32::try_from(*stray).ok()) {
+        let _ = kill(Pid::from_raw(number), signal);
+    }
 }
