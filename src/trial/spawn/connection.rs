@@ -38,7 +38,8 @@ pub(super) enum Ask {
 /// What a fork is to be.
 #[derive(Debug, Serialize)]
 pub(super) struct Run {
-    pub(super) run: u64,
+    #[serde(rename = "run")]
+    pub(super) number: u64,
     pub(super) script: Option<String>,
     pub(super) module: Option<String>,
     /// All of the command, the interpreter first.

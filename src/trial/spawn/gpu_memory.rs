@@ -118,13 +118,13 @@ impl GpuBaseline {
 
     /// Watches the command whose process group is `group`.
     pub fn follow(self, group: u32) -> GpuWatch {
-        let tally = Tally::over(self.baseline);
+        let tally = Tally::over(&self.baseline);
         let (stop, stopped) = bounded(0);
         let seen = self.reader.map(|reader| {
             let kin = Kin::of(group);
             (stop, thread::spawn(move || sample(reader, tally, kin, &stopped)))
         });
-        GpuWatch { seen, nothing: Tally::over(CardReading::default()).result() }
+        GpuWatch { seen, nothing: Tally::over(&CardReading::default()).result() }
     }
 }
 
@@ -175,7 +175,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn over(baseline: CardReading) -> Self {
+    fn over(baseline: &CardReading) -> Self {
         Self {
             baseline_used_bytes: baseline.used_bytes,
             strangers: baseline.processes.iter().map(|(process, _)| *process).collect(),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     /// What is told of a baseline and readings, where 50 to 59 are the command's processes.
-    fn told(baseline: CardReading, readings: &[CardReading]) -> GpuUse {
+    fn told(baseline: &CardReading, readings: &[CardReading]) -> GpuUse {
         let mut tally = Tally::over(baseline);
         for reading in readings {
             tally.add(reading, |process| (50..60).contains(&process));
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn the_commands_processes_are_summed_and_their_peak_kept() {
         let seen = told(
-            reading(3 * GIB, &[(7, Some(3 * GIB))]),
+            &reading(3 * GIB, &[(7, Some(3 * GIB))]),
             &[
                 reading(3 * GIB, &[(7, Some(3 * GIB))]),
                 reading(9 * GIB, &[(7, Some(3 * GIB)), (50, Some(4 * GIB)), (51, Some(2 * GIB))]),
@@ -259,18 +259,18 @@ mod tests {
     #[test]
     fn where_processes_are_hidden_the_rise_is_told_as_nobodys() {
         for hidden in [&[][..], &[(4242, Some(8 * GIB))], &[(50, None)]] {
-            let seen = told(reading(GIB, &[]), &[reading(9 * GIB, hidden), reading(2 * GIB, hidden)]);
+            let seen = told(&reading(GIB, &[]), &[reading(9 * GIB, hidden), reading(2 * GIB, hidden)]);
             assert_eq!((seen.peak_bytes, seen.attributed), (Some(8 * GIB), Attribution::Rise), "{hidden:?}");
             assert_eq!(seen.to_string(), "unknown process, 8.0 GiB");
         }
-        let freed = told(reading(5 * GIB, &[]), &[reading(GIB, &[])]);
+        let freed = told(&reading(5 * GIB, &[]), &[reading(GIB, &[])]);
         assert_eq!((freed.peak_bytes, freed.peak_used_bytes), (Some(0), 5 * GIB));
     }
 
     #[test]
     fn a_number_that_was_taken_before_the_start_is_another_namespaces() {
         let seen =
-            told(reading(GIB, &[(50, Some(GIB))]), &[reading(4 * GIB, &[(50, Some(GIB)), (4242, Some(3 * GIB))])]);
+            told(&reading(GIB, &[(50, Some(GIB))]), &[reading(4 * GIB, &[(50, Some(GIB)), (4242, Some(3 * GIB))])]);
         assert_eq!((seen.peak_bytes, seen.attributed), (Some(3 * GIB), Attribution::Rise));
     }
 

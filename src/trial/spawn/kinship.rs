@@ -47,11 +47,13 @@ impl Kin {
 
 /// Where a process stands among the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    parent: u32,
-    group: u32,
-    /// In clock ticks since the machine started.
+pub(super) struct Place {
+    pub(super) parent: u32,
+    pub(super) group: u32,
+    /// In clock ticks since the machine started: with its number, what names a process.
     started: u64,
+    /// Whether it has ended, and only waits to be reaped.
+    ended: bool,
 }
 
 impl Place {
@@ -59,13 +61,30 @@ impl Place {
         Self::parse(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
     }
 
-    /// The fields `ppid`, `pgrp` and `starttime`. The name before them may itself hold parentheses and spaces.
+    /// Those of all processes that can be seen.
+    pub(super) fn of_all() -> Vec<(u32, Self)> {
+        let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+        processes
+            .filter_map(|entry| {
+                let process = entry.ok()?.file_name().to_str()?.parse().ok()?;
+                Some((process, Self::of(process)?))
+            })
+            .collect()
+    }
+
+    /// Whether `process` still is the one that was here, and has not ended.
+    pub(super) fn is_of_living(&self, process: u32) -> bool {
+        Self::of(process).is_some_and(|now| now.started == self.started && !now.ended)
+    }
+
+    /// The fields `state`, `ppid`, `pgrp` and `starttime`. The name before them may itself hold parentheses and spaces.
     fn parse(stat: &str) -> Option<Self> {
-        let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(1);
+        let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+        let ended = matches!(fields.next()?, "Z" | "X");
         let parent = fields.next()?.parse().ok()?;
         let group = fields.next()?.parse().ok()?;
         let started = fields.nth(16)?.parse().ok()?;
-        Some(Self { parent, group, started })
+        Some(Self { parent, group, started, ended })
     }
 }
 
@@ -78,9 +97,10 @@ mod tests {
     #[test]
     fn names_with_parentheses_do_not_shift_the_fields() {
         let rest = "S 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 777 9";
-        let place = Some(Place { parent: 1, group: 42, started: 777 });
+        let place = Some(Place { parent: 1, group: 42, started: 777, ended: false });
         assert_eq!(Place::parse(&format!("7 (sleep) {rest}")), place);
         assert_eq!(Place::parse(&format!("7 (a) S 1 (b)) {rest}")), place);
+        assert!(Place::parse(&format!("7 (sleep) {}", rest.replacen('S', "Z", 1))).is_some_and(|place| place.ended));
         for bad in ["", "7 (sleep)", "7 (sleep) S 1 42", "7 (sleep) S one 42 42 0 -1"] {
             assert_eq!(Place::parse(bad), None, "{bad}");
         }

@@ -17,7 +17,8 @@
 //!
 //! # Nothing is left behind
 //! [`Running::end`], dropping a [`Running`], and the end of this process whatever its cause all end the whole group;
-//! for the last a [`guard`] sits in it. What leaves the group by `setsid` is out of reach.
+//! for the last a [`guard`] sits in it. What left the group is ended too while it has a parent there (the workers of
+//! `torchrun` do; see [`strays`]). A daemon, which has none, is out of reach.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -36,6 +37,7 @@ mod plain;
 mod python;
 mod running;
 mod server;
+mod strays;
 #[cfg(test)]
 mod tests;
 mod warm;

@@ -3,7 +3,8 @@
 //! # Who may be signalled
 //! As for a worker ([`child`](crate::trial::process)): the process leads a group with its own number, signals go to
 //! that group alone, and only while the number is held: by the leader, which is reaped last, and by the
-//! [`guard`](super::guard) in the group. The parent of a forked command is its server, which reaps when told to.
+//! [`guard`](super::guard) in the group. What has left the group and still has a parent in it is found by that parent
+//! ([`strays`](super::strays)). The parent of a forked command is its server, which reaps when told to.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
@@ -16,6 +17,7 @@ use nix::unistd::Pid;
 use super::Start;
 use super::guard::Guard;
 use super::output::Output;
+use super::strays::Strays;
 use super::warm::Fork;
 use crate::trial::process::child::{AFTERMATH, DEATH};
 use crate::trial::process::group::{await_vanishing, watch_end};
@@ -139,9 +141,9 @@ impl Running {
             self.signal(Signal::SIGTERM);
             self.has_ended_within(patience.kill);
         }
-        self.signal(Signal::SIGKILL);
+        let strays = self.kill();
         if self.has_ended_within(DEATH) {
-            self.bury();
+            self.bury(&strays);
         } else {
             tracing::warn!("process {} does not end after SIGKILL", self.group);
             self.guard = None;
@@ -157,6 +159,16 @@ impl Running {
         if let Some(guard) = &mut self.guard {
             guard.let_go();
         }
+    }
+
+    /// Sends SIGKILL to the group, and to descendants that have left it.
+    fn kill(&self) -> Strays {
+        if matches!(self.state, State::Released(_)) || !self.holds_the_number() {
+            return Strays::default();
+        }
+        let strays = Strays::end_those_of(self.group);
+        self.signal(Signal::SIGKILL);
+        strays
     }
 
     fn signal(&self, signal: Signal) {
@@ -176,7 +188,7 @@ impl Running {
     }
 
     /// Reaps the leader, and waits for its output's end and its group's, both of which SIGKILL has decided already.
-    fn bury(&mut self) {
+    fn bury(&mut self, strays: &Strays) {
         if matches!(self.state, State::Released(_)) {
             return;
         }
@@ -184,6 +196,7 @@ impl Running {
         let until = Instant::now() + AFTERMATH;
         self.output.await_end(until);
         await_vanishing(self.group, until);
+        strays.await_end(until);
         self.guard = None;
     }
 }

@@ -66,18 +66,18 @@ fn started_warm(spawner: &mut Spawner, launch: &Launch) -> Running {
     running
 }
 
-fn finish(mut running: Running) -> (Option<Exit>, String) {
+fn finish(mut running: Running) -> (Exit, String) {
     assert!(running.has_ended_within(LONG));
     let end = running.end(Manner::AtOnce, &patience());
-    (end.exit, end.log)
+    (end.exit.unwrap(), end.log)
 }
 
-fn left(status: i32) -> Option<Exit> {
-    Some(Exit { status: Some(status), signal: None })
+fn left(status: i32) -> Exit {
+    Exit { status: Some(status), signal: None }
 }
 
-fn killed(signal: Signal) -> Option<Exit> {
-    Some(Exit { status: None, signal: Some(signal as i32) })
+fn killed(signal: Signal) -> Exit {
+    Exit { status: None, signal: Some(signal as i32) }
 }
 
 /// Waits for something that another process does.

@@ -2,8 +2,7 @@
 
 Run as `python -` with a socket as its standard output and a log as its error output. Lines of JSON come in (`ask`)
 and go out (`say`); see connection.rs, whose other end this is. It never touches a device: a process that has opened
-CUDA cannot fork children that use it, so that is checked after the imports and again nowhere, since nothing but
-imports happens here.
+CUDA cannot fork children that use it. Nothing but imports happens here, so that is checked once, after them.
 
 A fork leaves `serve` and becomes, as far as a script can tell, the interpreter that `python script.py` starts: the
 script is `__main__`, and its end is this interpreter's own end, with its threads waited for, its exit handlers run and

@@ -30,7 +30,7 @@ pub(super) fn start(
     let words = |words: &[OsString]| words.iter().map(|word| wire(word)).collect();
     let wired = |(name, value): (&OsString, &OsString)| (wire(name), wire(value));
     let run = Run {
-        run: 0,
+        number: 0,
         script,
         module,
         command: words(&launch.arguments),
@@ -57,7 +57,7 @@ impl Fork {
     /// Asks for a fork. `output` is closed here as soon as the fork has it.
     fn ask(server: &Arc<Server>, mut run: Run, output: impl AsFd, patience: Duration) -> Result<Self, ServerError> {
         let (number, answers) = server.connection().open_run();
-        run.run = number;
+        run.number = number;
         let asked = server.connection().ask(&Ask::Run(Box::new(run)), Some(output.as_fd()));
         let why = match asked.map(|()| answers.recv_timeout(patience)) {
             Ok(Ok(Reply::Started { pid, .. })) => {

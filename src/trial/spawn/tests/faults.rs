@@ -59,7 +59,7 @@ fn one_that_hangs_is_ended_gently_or_at_once() {
             first_line(&mut running);
             assert!(!running.has_ended_within(Duration::ZERO));
             let end = running.end(manner, &patience);
-            assert_eq!((end.exit, end.log.as_str()), (exit, "up"), "{script} {manner:?}");
+            assert_eq!((end.exit, end.log.as_str()), (Some(exit), "up"), "{script} {manner:?}");
             assert_eq!(running.end(manner, &patience), end, "a second time nothing happens");
             assert!(running.has_ended_within(Duration::ZERO));
         }
@@ -74,7 +74,7 @@ fn what_it_left_in_its_group_goes_with_it() {
         assert!(running.has_ended_within(LONG));
         let child = number_in(&first_line(&mut running));
         assert!(lives(child));
-        assert_eq!(running.end(Manner::AtOnce, &patience()).exit, left(0));
+        assert_eq!(running.end(Manner::AtOnce, &patience()).exit, Some(left(0)));
         assert!(!lives(child));
     }
 }
@@ -113,7 +113,7 @@ fn the_guard_ends_a_group_when_its_pipe_ends() {
         running.abandon();
         assert!(running.has_ended_within(LONG));
         until(|| !lives(child));
-        assert_eq!(running.end(Manner::AtOnce, &patience()).exit, killed(Signal::SIGKILL));
+        assert_eq!(running.end(Manner::AtOnce, &patience()).exit, Some(killed(Signal::SIGKILL)));
     }
 }
 
@@ -309,4 +309,40 @@ fn one_that_left_the_group_with_the_output_in_its_hand_delays_nobody_for_long() 
         // The test started it, and ends it.
         kill(Pid::from_raw(number_in(&log)), Signal::SIGKILL).unwrap();
     }
+}
+
+#[test]
+fn descendants_with_sessions_of_their_own_are_ended_too() {
+    // As a launcher does: a worker in a session of its own, which starts one in another again.
+    let folder = Folder::with(&[(
+        "launches.py",
+        "import subprocess as s, sys, time\n\
+         if len(sys.argv) == 1: command = ['python3', 'launches.py', 'worker']\n\
+         else: command = ['sleep', '600']\n\
+         print(s.Popen(command, start_new_session=True).pid, flush=True)\n\
+         time.sleep(600)\n",
+    )]);
+    for (mut spawner, is_warm) in both() {
+        let mut running = start(&mut spawner, &folder.launch(&["python3", "launches.py"]), is_warm);
+        let strays = [number_in(&first_line(&mut running)), number_in(&first_line(&mut running))];
+        assert!(strays.into_iter().all(lives));
+        assert_eq!(running.end(Manner::AtOnce, &patience()).exit, Some(killed(Signal::SIGKILL)));
+        assert!(!strays.into_iter().any(lives));
+    }
+}
+
+#[test]
+fn words_that_are_no_text_or_long_arrive_whole() {
+    use std::os::unix::ffi::OsStringExt;
+    let folder = Folder::with(&[(
+        "a.py",
+        "import os, sys\nprint([os.fsencode(a) for a in sys.argv[1:3]], len(sys.argv[3]), os.environb[b'TUNE_X'], len(os.environ['TUNE_LONG']))\n",
+    )]);
+    let mut launch = folder.launch(&["python3", "a.py"]);
+    let odd = || OsString::from_vec(b"\xff\n\"\\ \xc3\xa9".to_vec());
+    launch.arguments.extend([odd(), "".into(), "x".repeat(120_000).into()]);
+    launch.environment = vec![("TUNE_X".into(), odd()), ("TUNE_LONG".into(), "y".repeat(120_000).into())];
+    let expected = finish(plain().start(&launch).unwrap());
+    assert_eq!(finish(started_warm(&mut warm(), &launch)), expected);
+    assert!(expected.1.contains("xff") && expected.1.contains("120000"), "{}", expected.1);
 }
