@@ -304,6 +304,35 @@ fn an_unwritable_output_is_refused_before_any_trial() {
 }
 
 #[test]
+fn an_answer_that_cannot_be_written_in_the_end_is_shown_all_the_same() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}");
+    let output = folder.path().join("answers/answer.yaml");
+    std::fs::create_dir(output.parent().unwrap()).unwrap();
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("tune"));
+    command.current_dir(folder.path()).args(["--study", "study", "--output"]).arg(&output).arg("--config").arg(&config);
+    let child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    // The journal is there once the output was found to be writable, or a moment before.
+    let journal = folder.path().join("study/journal.jsonl");
+    let begun = std::time::Instant::now();
+    while !std::fs::read_to_string(&journal).is_ok_and(|text| text.contains("trial_started")) {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "no trial was started");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    std::fs::remove_dir_all(output.parent().unwrap()).unwrap();
+    let result = child.wait_with_output().unwrap();
+    assert_eq!(result.status.code(), Some(2), "{}", stderr(&result));
+    assert!(stderr(&result).contains("cannot write"), "{}", stderr(&result));
+    let table = String::from_utf8(result.stdout).unwrap();
+    assert!(table.contains("Safe: batch size"), "{table}");
+    // The study has its answer: with room for it, it is offered.
+    let again = tune(folder.path()).args(["--study", "study", "--config"]).arg(&config).output().unwrap();
+    assert_eq!(again.status.code(), Some(0), "{}", stderr(&again));
+    assert!(stderr(&again).contains("its answer stands"), "{}", stderr(&again));
+    assert!(folder.path().join("recommendation.yaml").exists());
+}
+
+#[test]
 fn the_configuration_is_not_overwritten_by_its_answer() {
     let folder = TempDir::new().unwrap();
     let config = small_config(folder.path(), "target: {batch_size: 2}");

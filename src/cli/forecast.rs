@@ -109,9 +109,11 @@ fn table(report: &Report, limit: Option<Bytes>) -> String {
     let error = report.error_percent.map_or_else(|| "not checked".to_owned(), |error| format!("{error:.2}% off"));
     // Writing to a String cannot fail.
     let mut text = format!("{} ({error}): {}\n\n", report.method, report.reason);
+    let digits = report.points.iter().map(|point| point.batch_size.to_string().len()).max().unwrap_or(0);
+    let width = digits.max("batch".len());
     let _ = writeln!(
         text,
-        "{:>6}  {:>14}  {:>14}  {:>15}  {:>10}  result",
+        "{:>width$}  {:>14}  {:>14}  {:>15}  {:>10}  result",
         "batch", "peak allocated", "peak reserved", "largest request", "fragmented"
     );
     for point in &report.points {
@@ -126,11 +128,11 @@ fn table(report: &Report, limit: Option<Bytes>) -> String {
         };
         let _ = writeln!(
             text,
-            "{:>6}  {:>14}  {:>14}  {:>15}  {:>10}  {result}",
+            "{:>width$}  {:>14}  {:>14}  {:>15}  {:>10}  {result}",
             point.batch_size,
-            Bytes(point.peak_allocated_bytes).to_string(),
-            Bytes(point.peak_reserved_bytes).to_string(),
-            Bytes(point.largest_request_bytes).to_string(),
+            size(point.peak_allocated_bytes),
+            size(point.peak_reserved_bytes),
+            size(point.largest_request_bytes),
             rate(point.rates.peak),
         );
     }
@@ -139,4 +141,9 @@ fn table(report: &Report, limit: Option<Bytes>) -> String {
         let _ = writeln!(text, "\nlargest batch that fits under {limit}: {largest}");
     }
     text
+}
+
+/// A size for people; there are some beyond every count.
+fn size(bytes: u64) -> String {
+    if bytes == u64::MAX { "over 16 EiB".to_owned() } else { Bytes(bytes).to_string() }
 }

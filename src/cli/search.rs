@@ -90,7 +90,10 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     if mode != ProgressMode::Json {
         print_result(&table::summary(&result.history, &result.recommendation))?;
     }
-    Ok(exit_code_of(&result.end))
+    match result.unwritten {
+        Some(error) => Err(error.into()),
+        None => Ok(exit_code_of(&result.end)),
+    }
 }
 
 /// What runs the trials: workers of this program for a model, the user's own program for a command.

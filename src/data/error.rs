@@ -41,6 +41,12 @@ pub enum DataError {
         /// What is allowed.
         limit: Bytes,
     },
+    /// A folder has no files.
+    #[error("`{}` has no files to read (hint: files in its subfolders, and those whose names begin with a dot, are left out)", path.display())]
+    NoFiles {
+        /// Which.
+        path: PathBuf,
+    },
     /// A folder has more files than anybody means to train on.
     #[error("`{}` has more than {limit} files (hint: name a part of it)", path.display())]
     TooManyFiles {

@@ -110,6 +110,9 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
         }
         files.push(file);
     }
+    if files.is_empty() {
+        return Err(DataError::NoFiles { path: path.to_owned() });
+    }
     files.sort_unstable();
     Ok(files)
 }
@@ -231,8 +234,16 @@ mod tests {
         assert!(error.to_string().contains("short"), "{error}");
         assert!(open(&folder, "short", 2).is_ok());
         assert!(matches!(open(&folder, "short", usize::MAX), Err(DataError::TooSmall { .. })));
-        let nothing = tempfile::tempdir().unwrap();
-        assert!(matches!(Text::open(Some(nothing.path()), &input(256, 4)), Err(DataError::TooSmall { .. })));
+    }
+
+    #[test]
+    fn a_folder_without_files_of_its_own_says_what_is_left_out() {
+        let folder = folder(&[(".hidden", b"text that is long enough")]);
+        fs::create_dir(folder.path().join("inner")).unwrap();
+        fs::write(folder.path().join("inner/text"), "text that is long enough").unwrap();
+        let error = open(&folder, "", 4).unwrap_err();
+        assert!(matches!(error, DataError::NoFiles { .. }));
+        assert!(error.to_string().contains("has no files to read"), "{error}");
     }
 
     #[test]

@@ -66,6 +66,8 @@ pub struct StudyResult {
     pub end: End,
     /// The recommendation as it was written last.
     pub recommendation: Recommendation,
+    /// Why it could not be written in the end, where it could not: what was found is worth showing all the same.
+    pub unwritten: Option<ReportError>,
     /// Every finished trial.
     pub history: History,
 }
@@ -178,7 +180,7 @@ impl<'a> Running<'a> {
                 }
             }
         };
-        self.finish(end)
+        Ok(self.finish(end))
     }
 
     /// Runs one trial. Gives the study's end if the trial was cut short.

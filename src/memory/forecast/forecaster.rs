@@ -8,6 +8,7 @@ use super::replay::{Replay, first_overrun, peak_requested_bytes, replay};
 use super::report::{ForecastPoint, Method, Report};
 use super::run::{MIN_BATCH_SIZE, RunEvents, RunShape, script};
 use super::{Conditions, ForecastError, MakePolicy, Probe, Probed, Request};
+use crate::memory::fragmentation::Rates;
 
 /// Forecasts runs from probes.
 #[derive(Clone, Debug)]
@@ -141,7 +142,7 @@ impl Forecaster {
             largest_request_bytes: peaks.largest_request,
             rates: peaks.rates(),
             // A real allocator could release cache to fit; nothing here can tell whether it would.
-            fits: peaks.reserved <= conditions.limit_bytes,
+            fits: peaks.reserved <= conditions.limit_bytes && peaks.reserved < u64::MAX,
             retries: None,
             windows: Vec::new(),
         }))
@@ -168,6 +169,19 @@ fn replayed(batch_size: usize, run: &RunEvents<'_>, conditions: &Conditions<'_>)
     let limited = replay(run.clone(), (conditions.make_policy)(conditions.limit_bytes));
     let (fits, retries) = (limited.overrun.is_none(), limited.counts.retries);
     let replay: Replay = if fits { limited } else { replay(run.clone(), (conditions.make_policy)(u64::MAX)) };
+    if replay.overrun.is_some() {
+        // Its figures are of what was left after the requests that no address space holds.
+        return ForecastPoint {
+            batch_size,
+            peak_allocated_bytes: u64::MAX,
+            peak_reserved_bytes: u64::MAX,
+            largest_request_bytes: replay.largest_request_bytes,
+            rates: Rates::default(),
+            fits,
+            retries: Some(retries),
+            windows: Vec::new(),
+        };
+    }
     ForecastPoint {
         batch_size,
         peak_allocated_bytes: replay.peak_allocated_bytes,

@@ -35,7 +35,8 @@ impl Peaks {
 
     /// The rate that peaks alone allow to say.
     pub(super) fn rates(&self) -> Rates {
-        let peak = peak_rate(self.rated_allocated, self.rated_reserved);
+        // Beyond 64 bits both are the same number.
+        let peak = peak_rate(self.rated_allocated, self.rated_reserved).filter(|_| self.rated_reserved < u64::MAX);
         Rates { peak, external: None, reserved: None }
     }
 
@@ -89,11 +90,13 @@ fn continued(peaks: &[(usize, Peaks)], batch_size: usize) -> Peaks {
         let sample = |(batch_size, peaks): &(usize, Peaks)| Sample { batch_size: *batch_size, bytes: get(peaks) };
         Size::Extrapolated { low: sample(low), high: sample(high) }.at(batch_size)
     };
+    let (allocated, rated_allocated) = (line(|peaks| peaks.allocated), line(|peaks| peaks.rated_allocated));
     Peaks {
-        allocated: line(|peaks| peaks.allocated),
-        reserved: line(|peaks| peaks.reserved),
+        allocated,
+        // Lines through tiny peaks may cross: segments have a least size. What is held is never less than what lives.
+        reserved: line(|peaks| peaks.reserved).max(allocated),
         largest_request: line(|peaks| peaks.largest_request),
-        rated_allocated: line(|peaks| peaks.rated_allocated),
-        rated_reserved: line(|peaks| peaks.rated_reserved),
+        rated_allocated,
+        rated_reserved: line(|peaks| peaks.rated_reserved).max(rated_allocated),
     }
 }

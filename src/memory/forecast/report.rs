@@ -48,7 +48,8 @@ pub struct Report {
 
 /// A run at one batch size.
 ///
-/// The peaks are over the whole run. Where it does not fit they are what it would take without a limit.
+/// The peaks are over the whole run. Where it does not fit they are what it would take without a limit, and
+/// [`u64::MAX`] where that is more than 64 bits can count.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ForecastPoint {
     /// Samples in a micro-batch.

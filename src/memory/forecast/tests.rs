@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::memory::event::{Mark, Ordinal, Phase, Stream};
+use crate::memory::fragmentation::Rates;
 use crate::memory::policy::native::Native;
 use crate::memory::policy::settings::Settings;
 use crate::units::{GIB, MIB};
@@ -356,4 +357,28 @@ fn the_report_is_the_json_that_is_documented() {
     assert!(point["rates"]["peak"].is_f64() && point["fits"].is_boolean());
     assert_eq!(point["windows"][1]["window"], "first_step");
     assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+}
+
+#[test]
+fn what_no_address_space_holds_fits_nowhere_and_has_no_figures() {
+    let program = [Call::Allocate { constant: 3 * MIB, per_sample: MIB, stream: 0 }; 2];
+    let point = |third_call: Option<Call>, batch_size: usize| {
+        let programs: [Vec<Call>; 2] = [program.to_vec(), program.into_iter().chain(third_call).collect()];
+        let recordings = [record(&programs[0], 2, 0), record(&programs[1], 3, 0)];
+        let probes = [Probe { batch_size: 2, events: &recordings[0] }, Probe { batch_size: 3, events: &recordings[1] }];
+        let forecaster = Forecaster::new(&probes);
+        let point = forecaster.point(RunShape::recorded(batch_size), &unlimited()).unwrap().unwrap();
+        (forecaster.method(), point)
+    };
+    let (method, large) = point(None, 1 << 42);
+    assert_eq!((method, large.fits, large.peak_reserved_bytes < u64::MAX), (Method::Exact, true, true));
+    let more = Call::Allocate { constant: 3 * MIB, per_sample: MIB, stream: 0 };
+    for (third_call, expected) in [(None, Method::Exact), (Some(more), Method::Affine)] {
+        for batch_size in [1 << 44, usize::MAX] {
+            let (method, point) = point(third_call, batch_size);
+            assert_eq!((method, point.fits), (expected, false), "{batch_size}");
+            assert_eq!((point.peak_allocated_bytes, point.peak_reserved_bytes), (u64::MAX, u64::MAX));
+            assert_eq!(point.rates, Rates::default());
+        }
+    }
 }

@@ -146,6 +146,10 @@ fn before(text: &str, phrase: &str) -> Option<u64> {
         let unit = head.rfind(char::is_whitespace)?;
         let number = head[..unit].rfind(|letter: char| !(letter.is_ascii_digit() || ".,".contains(letter)));
         let start = number.map_or(0, |place| place + head[place..].chars().next().map_or(1, char::len_utf8));
+        if head[..start].ends_with(['-', '\u{2212}']) {
+            // Less than nothing is no size, and least of all that much of one.
+            return None;
+        }
         size(&head[start..]).filter(|(_, rest)| rest.is_empty()).map(|(bytes, _)| bytes)
     })
 }
@@ -199,5 +203,14 @@ mod tests {
         assert_eq!(before("it is free, 2.00 MiB is free", " is free"), Some(2 * MIB));
         assert_eq!(before("é3 MiB free)", " free)"), Some(3 * MIB));
         assert_eq!(before("free", "free"), None);
+    }
+
+    #[test]
+    fn a_negative_size_is_none() {
+        assert_eq!(size("-5 MiB"), None);
+        assert_eq!(before("of which -5 MiB is free", " is free"), None);
+        assert_eq!(before("of which \u{2212}5.00 MiB is free", " is free"), None);
+        assert_eq!(before("-5 MiB is free, 2 MiB is free", " is free"), Some(2 * MIB));
+        assert_eq!(before("in use - 5 MiB is free", " is free"), Some(5 * MIB), "a dash between words");
     }
 }

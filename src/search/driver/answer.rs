@@ -40,16 +40,15 @@ impl Running<'_> {
         Ok(recommendation)
     }
 
-    pub(super) fn finish(mut self, end: End) -> Result<StudyResult, DriverError> {
+    pub(super) fn finish(mut self, end: End) -> StudyResult {
         let recommendation = self.recommendation();
         // A study that was cut short before it found anything has nothing to say, least of all over an answer that an
         // earlier one left in the same file.
         let cut_short = matches!(end, End::Interrupted | End::BudgetEnded);
-        if !(cut_short && recommendation.recommended.is_none() && self.study.output.exists()) {
-            recommendation.write(&self.study.output)?;
-        }
+        let has_nothing_to_say = cut_short && recommendation.recommended.is_none() && self.study.output.exists();
+        let unwritten = if has_nothing_to_say { None } else { recommendation.write(&self.study.output).err() };
         let status = recommendation.status.name().to_owned();
-        // What is in the file in the end is in the journal too: it is what a finished study offers again.
+        // What is in the file in the end, or should be, is in the journal too: it is what a finished study offers again.
         self.note(&Entry::Recommended { recommendation: serde_json::to_value(&recommendation).unwrap_or_default() });
         self.note(&Entry::Concluded { status: status.clone() });
         self.study.reporter.report(&Event::StudyEnded {
@@ -57,6 +56,6 @@ impl Running<'_> {
             trials: self.history.trials().len(),
             seconds: self.clock.elapsed().as_secs_f64(),
         });
-        Ok(StudyResult { end, recommendation, history: self.history })
+        StudyResult { end, recommendation, unwritten, history: self.history }
     }
 }

@@ -225,8 +225,7 @@ impl Probed {
     /// The first rule that the forecast breaks, even if it is too high by `margin`.
     fn breach(&self, point: &ForecastPoint, shadow: Option<Rates>, margin: f64) -> Option<String> {
         let least = |bytes: u64| (bytes as f64 * (1.0 - margin)) as u64;
-        // Lines through tiny peaks may cross: what is held is never less than what lives.
-        let reserved = least(point.peak_reserved_bytes.max(point.peak_allocated_bytes));
+        let reserved = least(point.peak_reserved_bytes);
         let limit_bytes = self.terms.limit_bytes;
         let at_least = if margin > 0.0 { "at least " } else { "" };
         let does_not_fit = if margin > 0.0 { reserved > limit_bytes } else { !point.fits };

@@ -19,7 +19,7 @@ use crate::config::plan::SafetyPlan;
 use crate::memory::MemorySample;
 use crate::trial::TrialRecord;
 use crate::trial::statistics::theil_sen::Trend;
-use crate::units::{Bytes, plural};
+use crate::units::Bytes;
 
 /// The fewest samples of a soak, the first half included.
 const FEWEST_SAMPLES: usize = 20;
@@ -37,13 +37,12 @@ impl Rule for Growth {
 
     fn check(&self, trial: &TrialRecord, _safety: &SafetyPlan) -> Finding {
         if !trial.spec.is_soak() {
-            return Finding::none(None, "only a soak is long enough to show growth");
+            return Finding::none(None, "not judged: only a soak is long enough to show growth");
         }
         let count = trial.samples.len();
         if count < FEWEST_SAMPLES {
-            let samples = plural(count, "sample");
             let reason = format!(
-                "{samples} cannot show growth, {FEWEST_SAMPLES} can (hint: more `soak_steps`, or a smaller `sample_every`)"
+                "not judged: {FEWEST_SAMPLES} samples are needed and the soak has {count} (hint: more `soak_steps`, or a smaller `sample_every`)"
             );
             return Finding::none(None, &reason);
         }
@@ -189,7 +188,11 @@ mod tests {
         let leak = |count| found((0..count).map(|index| 500 * MIB + index * 4 * MIB));
         let few = leak(19);
         assert_eq!((few.value, few.level), (None, Level::Passed));
-        assert!(few.reason.starts_with("19 samples cannot show growth, 20 can"), "{}", few.reason);
+        assert!(
+            few.reason.starts_with("not judged: 20 samples are needed and the soak has 19 (hint"),
+            "{}",
+            few.reason
+        );
         assert_eq!(leak(20).level, Level::Failed);
         for count in [0, 1] {
             assert_eq!(leak(count).value, None);

@@ -35,6 +35,7 @@ mod soak;
 #[cfg(test)]
 mod tests;
 mod trial;
+mod unreached;
 
 pub use inbox::Inbox;
 use inbox::Request;

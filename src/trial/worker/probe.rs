@@ -38,7 +38,7 @@ impl Trial<'_> {
     /// Whether a probe has its evaluation pass now.
     pub(super) fn is_evaluated_now(&self) -> bool {
         let steps = u32::try_from(self.spec.accumulation()).unwrap_or(u32::MAX);
-        self.spec.is_probe() && self.finished() == PROBE_EVALUATION_AFTER.saturating_mul(steps)
+        self.spec.is_probe() && self.finished == PROBE_EVALUATION_AFTER.saturating_mul(steps)
     }
 }
 

@@ -26,8 +26,6 @@ const CLEAN_BYTES: u64 = 8 * MIB;
 const TRIM_EVERY_STEPS: u32 = 10;
 /// The longest text of a warning or an error, in characters.
 const TEXT_CHARS: usize = 4_000;
-/// Unreached parameters that a warning names.
-const NAMED_PARAMETERS: usize = 8;
 
 /// Where a trial runs.
 pub(super) struct Stage<'a> {
@@ -96,7 +94,7 @@ pub(super) struct Trial<'a> {
     say: &'a mut Say<'a>,
     pub(super) series: Series,
     /// Steps finished.
-    finished: u32,
+    pub(super) finished: u32,
 }
 
 impl Trial<'_> {
@@ -136,11 +134,6 @@ impl Trial<'_> {
             }
         }
         Ok(self.series.measure(self.spec))
-    }
-
-    /// Steps finished.
-    pub(super) fn finished(&self) -> u32 {
-        self.finished
     }
 
     fn build(&mut self) -> Result<Box<dyn Training>, Halt> {
@@ -238,25 +231,6 @@ impl Trial<'_> {
     /// Warns of something.
     pub(super) fn warn(&mut self, text: String) -> Result<(), Halt> {
         self.say(&FromWorker::Warning { trial: self.spec.id, text: shortened(text) })
-    }
-
-    fn warn_of_unreached(&mut self, training: &dyn Training) -> Result<(), Halt> {
-        let names = training.unreached();
-        if names.is_empty() {
-            return Ok(());
-        }
-        let mut listed =
-            names.iter().take(NAMED_PARAMETERS).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        if names.len() > NAMED_PARAMETERS {
-            listed = format!("{listed} and {} more", names.len() - NAMED_PARAMETERS);
-        }
-        let parameters = crate::units::plural(names.len(), "parameter");
-        self.warn(format!(
-            "{parameters} got no gradient in the first step: {listed}. They are not trained, and neither their \
-             gradients nor the activations behind them are in the figures. The usual cause is an operation of candle's \
-             without a backward pass, such as `candle_nn::LayerNorm`, `RmsNorm`, `softmax_last_dim`, the rotary ops or \
-             `sdpa`"
-        ))
     }
 
     /// Turns a failure into the outcome it means.
