@@ -41,7 +41,7 @@ pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> O
     };
     Some(Plan {
         version: file.version.0,
-        name: file.name.as_ref().map(|name| name.0.clone()).unwrap_or_else(|| default_name(&subject)),
+        name: file.name.as_ref().map_or_else(|| default_name(&subject), |name| name.0.clone()),
         device,
         train: train_spec(file),
         data: DataSpec { source: file.data.source.0, path, sequence_length: length_spec(file) },

@@ -61,7 +61,7 @@ pub enum Event {
     /// A trial ended.
     TrialEnded {
         /// What happened.
-        record: TrialRecord,
+        record: Box<TrialRecord>,
         /// The safety rules' verdict.
         verdict: crate::search::Verdict,
     },

@@ -215,7 +215,7 @@ impl<'a> Running<'a> {
         let verdict = self.judge(&record);
         let value = serde_json::to_value(&verdict).unwrap_or_default();
         self.note(&Entry::TrialEnded { record: record.clone(), verdict: value });
-        self.study.reporter.report(&Event::TrialEnded { record: record.clone(), verdict: verdict.clone() });
+        self.study.reporter.report(&Event::TrialEnded { record: Box::new(record.clone()), verdict: verdict.clone() });
         // A probe whose trace cannot be read has run all the same: asking for it again would not end.
         self.learn(&record);
         let is_probe = record.spec.is_probe();

@@ -26,7 +26,7 @@ for workload in ${WORKLOADS:-gpt2 resnet50}; do
   tuned "$workload" "$workload"
   # What the import costs: the same study, cut off after two trials, with a new interpreter for each.
   [ "${COLD:-yes}" = yes ] && tuned "$workload-cold" "$workload" --set 'command.preload=[]' --set budget.trials=2
-  for peer in ${PEERS:-accelerate power binsearch}; do
+  for peer in ${PEERS-accelerate power binsearch}; do
     timeout 200 python3 tests/gpu/peers.py "$workload" "$peer" "$limit_bytes" >>"$out/peers.jsonl" 2>"$out/$workload-$peer.log" ||
       echo "{\"workload\": \"$workload\", \"finder\": \"$peer\", \"failed\": true}" >>"$out/peers.jsonl"
   done

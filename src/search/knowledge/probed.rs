@@ -58,6 +58,9 @@ pub struct Summary {
     pub error_percent: Option<f64>,
 }
 
+/// What was asked before: a kind, a batch size, and the allocator's settings.
+type Question = (Kind, usize, Option<String>);
+
 /// Recordings and what follows from them.
 #[derive(Debug)]
 pub struct Probed {
@@ -65,7 +68,7 @@ pub struct Probed {
     recordings: BTreeMap<Kind, BTreeMap<usize, Vec<Event>>>,
     forecasters: BTreeMap<Kind, Forecaster>,
     /// Replays take milliseconds to seconds, and strategies ask again and again.
-    expected: RefCell<BTreeMap<(Kind, usize, Option<String>), Option<Expectation>>>,
+    expected: RefCell<BTreeMap<Question, Option<Expectation>>>,
     largest: RefCell<BTreeMap<Kind, Option<usize>>>,
 }
 

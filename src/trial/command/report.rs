@@ -298,6 +298,7 @@ fn parse(number: u64, line: &[u8]) -> Result<Line, ReportError> {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "the numbers are read as they were written")]
 mod tests {
     use std::io::Write;
 

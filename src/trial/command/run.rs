@@ -3,7 +3,7 @@
 //! | seen | outcome |
 //! |---|---|
 //! | an `end` line | what it says, whatever the exit status is afterwards |
-//! | all steps done, and no `end` line for a while | completed: the program goes on after its steps, and is ended |
+//! | all steps done, and another one or silence where `end` was due | completed: the program goes on, and is ended |
 //! | status 0 after all steps, or without a report | completed |
 //! | status 0 after fewer steps | failed |
 //! | SIGKILL that was not ours, and the cgroup's `oom_kill` counter rose | host out of memory |
@@ -37,6 +37,8 @@ use crate::trial::spec::TrialSpec;
 const TICK: Duration = Duration::from_millis(10);
 /// After the last step, for the evaluation, the checkpoint and the `end` line.
 const AFTER_LAST_STEP: Duration = Duration::from_secs(30);
+/// Lines of output that are passed on between two looks at the report.
+const LOG_LINES: usize = 256;
 /// Warnings of a trial that are kept.
 const WARNINGS: usize = 32;
 /// Samples beyond one a step, and marks beyond one a step, that are kept.
@@ -78,7 +80,7 @@ enum Ending {
     Said(EndLine),
     /// Its process ended.
     Left,
-    /// All steps are done and it goes on.
+    /// All steps are done, and it goes on or says no more.
     WentOn,
     Spoiled(String),
     Silent(Duration),
@@ -140,7 +142,8 @@ impl Following<'_> {
     ) -> Ending {
         loop {
             let has_left = running.has_ended_within(TICK);
-            while let Some(line) = running.log_line() {
+            // A flood of output must not keep the report waiting.
+            for line in std::iter::from_fn(|| running.log_line()).take(LOG_LINES) {
                 observe(Observation::Log(line));
             }
             // What it wrote before it left is there to be read: more than one look takes in at once, perhaps.
@@ -234,8 +237,7 @@ impl Following<'_> {
     fn step(&mut self, line: &StepLine, observe: &mut dyn FnMut(Observation)) -> Result<(), Ending> {
         let expected = u32::try_from(self.told.series.times.len()).unwrap_or(u32::MAX).saturating_add(1);
         if expected > self.terms.trial.total_steps() {
-            // It goes on after its steps; that is not measured.
-            return Ok(());
+            return Err(Ending::WentOn);
         }
         if line.step != expected {
             return Err(Ending::Spoiled(format!("the report has step {} where step {expected} was due", line.step)));

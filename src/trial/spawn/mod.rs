@@ -12,8 +12,8 @@
 //! and [`Running::plain_because`] says why; [`Spawner::news`] says it once.
 //!
 //! A fork shares what the server did at its own start, so one server serves launches of the same interpreter, options,
-//! folder and environment only. `TUNE_*`, which differs in every trial, is taken out: a preloaded module must not read
-//! it while it is imported.
+//! folder and environment only. `TUNE_*` and PyTorch's allocator settings, which differ from trial to trial, are taken
+//! out: a preloaded module must not read them while it is imported.
 //!
 //! # Nothing is left behind
 //! [`Running::end`], dropping a [`Running`], and the end of this process whatever its cause all end the whole group;

@@ -42,6 +42,13 @@ const DYING_POLL: Duration = Duration::from_millis(1);
 const SHOWN_LINES: usize = 12;
 /// What differs from trial to trial, and is therefore not of the server's environment.
 const TRIAL_PREFIX: &[u8] = b"TUNE_";
+/// PyTorch reads its allocator's settings when CUDA is first used, which a server never does: each fork may have its
+/// own (seen on an H200 with PyTorch 2.11). Only the backend is chosen when the library is loaded.
+const ALLOCATOR_SETTINGS: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+const BACKEND: &str = "backend:";
+/// Makes `torch.cuda.is_available()`, which some modules call while they are imported, ask NVML: CUDA's own answer would
+/// keep the forks from using CUDA.
+const COUNT_BY_NVML: (&str, &str) = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1");
 
 /// What a server cannot change after its start: launches that differ in it need another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +58,7 @@ pub(super) struct Key {
     /// Modules are looked for here first.
     first_path: PathBuf,
     directory: PathBuf,
-    /// All but `TUNE_*`. Some variables act when a library is loaded (`PYTORCH_*`, `OMP_*`, `CUDA_*`, `LD_*`), some
+    /// All but what is the trial's. Some variables act when a library is loaded (`PYTORCH_*`, `OMP_*`, `CUDA_*`, `LD_*`), some
     /// when a module is imported (`HF_*`), and nobody knows them all.
     environment: BTreeMap<OsString, OsString>,
 }
@@ -59,7 +66,7 @@ pub(super) struct Key {
 impl Key {
     pub(super) fn of(python: &Python, launch: &Launch) -> Self {
         let mut environment = environment_of(launch);
-        environment.retain(|name, _| !is_the_trials(name));
+        environment.retain(|name, value| !is_the_trials(name, value));
         Self {
             interpreter: python.interpreter.clone(),
             options: python.options.clone(),
@@ -73,12 +80,14 @@ impl Key {
 /// What of a launch's environment its server does not have.
 pub(super) fn environment_of_trial(launch: &Launch) -> BTreeMap<OsString, OsString> {
     let mut environment = environment_of(launch);
-    environment.retain(|name, _| is_the_trials(name));
+    environment.retain(|name, value| is_the_trials(name, value));
     environment
 }
 
-fn is_the_trials(name: &OsStr) -> bool {
+fn is_the_trials(name: &OsStr, value: &OsStr) -> bool {
+    let is_settings = ALLOCATOR_SETTINGS.iter().any(|settings| name == *settings);
     name.as_bytes().starts_with(TRIAL_PREFIX)
+        || (is_settings && value.to_str().is_some_and(|value| !value.contains(BACKEND)))
 }
 
 /// This process's environment with the launch's on top.
@@ -126,6 +135,7 @@ impl Server {
             .args(&key.options)
             .arg("-")
             .env_clear()
+            .env(COUNT_BY_NVML.0, COUNT_BY_NVML.1)
             .envs(&key.environment)
             .current_dir(&key.directory)
             .stdin(Stdio::piped())

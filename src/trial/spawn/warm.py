@@ -110,7 +110,8 @@ def _check_forkable():
             file = os.readlink("/proc/self/fd/" + descriptor)
         except OSError:
             continue
-        if file.startswith("/dev/nvidia"):
+        # A CUDA context has this one open; counting cards by NVML opens others, which do no harm.
+        if file.startswith("/dev/nvidia-uvm"):
             raise _Unfit("the imports have opened the device (`%s`)" % file)
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None:
