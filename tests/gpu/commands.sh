@@ -13,9 +13,9 @@ limit=${LIMIT:-40GiB}
 limit_bytes=$((${limit%GiB} << 30))
 table=$PWD/tests/gpu/commands_table.py
 declare -A config=([gpt2]=examples/pytorch/gpt2_medium.yaml [resnet50]=examples/pytorch/resnet50.yaml
-  [hf]=examples/pytorch/hf_trainer.yaml [lightning]=examples/pytorch/lightning_gpt.yaml [unmodified]=$out/unmodified.yaml)
+  [hf]=examples/pytorch/hf_trainer.yaml [lightning]=examples/pytorch/lightning_gpt.yaml [unmodified]=$out/unmodified-config.yaml)
 # The same script without its reporter, as one that nobody may change.
-cat >"$out/unmodified.yaml" <<'Y'
+cat >"$out/unmodified-config.yaml" <<'Y'
 name: unmodified
 command:
   run: [env, -u, TUNE_REPORT, python3, examples/pytorch/gpt2.py, --size=small, "--batch-size={batch_size}", "--steps={steps}"]
