@@ -75,7 +75,7 @@ fn command(command: &CommandSpec) -> CommandFile {
     CommandFile {
         run: command.run.iter().map(argument).collect(),
         env: command.env.iter().map(|(name, value)| (name.clone(), argument(value))).collect(),
-        cwd: Some(Text(command.cwd.to_string_lossy().into_owned())),
+        cwd: command.cwd.as_ref().map(|cwd| Text(cwd.to_string_lossy().into_owned())),
         preload: command.preload.iter().cloned().map(Text).collect(),
         timeout: Time::clamped(command.timeout),
     }
