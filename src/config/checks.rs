@@ -90,7 +90,7 @@ impl Checks<'_> {
             (Some(model), None) if model.family.is_none() && self.sound(&["model.family"]) => {
                 self.missing("model.family", "missing", "add `family: gpt` to `model`");
             }
-            (None, Some(command)) if command.run.is_empty() && self.sound(&["command.run"]) => {
+            (None, Some(command)) if command.run.0.is_empty() && self.sound(&["command.run"]) => {
                 self.missing("command.run", "missing", "add `run: [python, train.py]` to `command`");
             }
             _ => {}
@@ -108,8 +108,13 @@ impl Checks<'_> {
         let mut template = |key: String, text: &str| {
             Template::parse(text).map_err(|error| self.refuse(ProblemKind::InvalidValue, &key, &error.to_string())).ok()
         };
-        let run: Vec<Option<Template>> =
-            command.run.iter().enumerate().map(|(at, text)| template(format!("command.run[{at}]"), &text.0)).collect();
+        let run: Vec<Option<Template>> = command
+            .run
+            .0
+            .iter()
+            .enumerate()
+            .map(|(at, text)| template(format!("command.run[{at}]"), &text.0))
+            .collect();
         let env: Vec<(String, Option<Template>)> = command
             .env
             .iter()

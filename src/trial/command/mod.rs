@@ -214,7 +214,11 @@ impl CommandExecutor {
         }
         record.warnings.append(&mut told.warnings);
         if told.series.samples.is_empty() && outcome == Outcome::Completed {
-            record.warnings.push(if told.hello.is_none() { unreported(&used) } else { unsampled(&used) });
+            record.warnings.push(if told.hello.is_none() {
+                unreported(&used, &self.config.command)
+            } else {
+                unsampled(&used)
+            });
             told.series.samples.extend(used.peak_bytes.map(|peak| MemorySample {
                 step: spec.total_steps(),
                 reserved_bytes: peak,
@@ -272,11 +276,16 @@ impl CommandExecutor {
 }
 
 /// What is to be said of a program that says nothing itself.
-fn unreported(used: &GpuUse) -> String {
+fn unreported(used: &GpuUse, command: &CommandSpec) -> String {
+    let unproven = if command.holds(Placeholder::BatchSize) {
+        ""
+    } else {
+        "; and nothing shows that it takes another batch size at all, since `{batch_size}` is not in `command.run`"
+    };
     format!(
         "fragmentation was not observed, since the program does not report (hint: three lines do, see \
          examples/pytorch/tune_report.py; if they are there, its own output says why not); from outside its memory was \
-         {used} at most"
+         {used} at most{unproven}"
     )
 }
 
