@@ -31,6 +31,7 @@ mod open;
 mod part;
 mod phases;
 mod probe;
+mod skipped;
 mod soak;
 #[cfg(test)]
 mod tests;
@@ -118,7 +119,7 @@ pub fn serve(registry: &Registry, inbox: &Inbox, output: impl Write) -> Result<(
     loop {
         match inbox.next() {
             Some(Request::Run(spec)) => {
-                let (session, supplies) = opened.parts();
+                let (session, supplies) = opened.parts(&spec);
                 let mut say = |message: &FromWorker| speaker.say(message);
                 let stage = trial::Stage { session, supplies: &supplies, inbox, scratch: &scratch };
                 let ended = trial::run(&spec, stage, &mut say)?;
