@@ -214,9 +214,10 @@ impl Search<'_> {
         self.broken.contains(point) || self.verified.iter().any(|(verified, _)| verified == point)
     }
 
-    /// Whether the last change of the number of workers made nothing faster.
+    /// Whether the last change of the number of workers made nothing faster. The first one tells only what workers take
+    /// from a step that had none or few.
     fn is_past_the_top(&self) -> bool {
-        let [.., (before, slower), (last, trial)] = self.verified.as_slice() else { return false };
+        let [_, .., (before, slower), (last, trial)] = self.verified.as_slice() else { return false };
         last.loader_workers != before.loader_workers && rate(trial) <= rate(slower) * (1.0 + EQUAL_SPEED)
     }
 

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use proptest::prelude::*;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use rand::{Rng as _, SeedableRng};
 
 use super::*;
 use crate::config::Plan;
@@ -137,24 +138,27 @@ fn the_choice_is_within_5_percent_of_the_best_of_the_grid_in_5_trials() {
                 assert!(trials.len() <= LOADER_TRIALS, "{said}");
                 let alone = trials.iter().filter(|(purpose, ..)| *purpose == Purpose::Throughput).count();
                 assert!(alone <= THROUGHPUT_TRIALS, "{said}");
-                println!("{said}");
             }
         }
     }
 }
 
-proptest::proptest! {
-    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(2000))]
+proptest! {
     #[test]
-    fn xx(batch in 0.001f64..2.0, most in 1.0f64..20.0, contention in 0.0f64..0.12, unevenness in 0.0f64..0.1, noise in 0.0f64..0.05) {
-        let line = Line { batch, step: 0.1, most, contention, unevenness, noise };
-                let plan = plan_with(&WORKERS, &[2, 1]);
-                let played = played(&plan, |spec| line.script(spec));
-                let Conclusion::Safe(point) = &played.conclusion else { panic!() };
-                let (found, best) = (line.trained(point).0, line.best(&plan));
-                let trials = of_loader(&played);
-                let said = format!("{line:?}: {found} of {best} with {point} by {trials:?}");
-                if found < 0.95 * best || trials.len() > 5 { eprintln!("BAD {:.3} {said}", found / best); } else { eprintln!("GOOD {}", trials.len())}
+    fn no_loader_is_left_far_below_the_best_of_the_grid(
+        batch in 0.001..2.0_f64, most in 1.0..20.0_f64, contention in 0.0..0.12_f64, unevenness in 0.0..0.1_f64,
+        is_noisy: bool,
+    ) {
+        let noise = if is_noisy { 0.05 } else { 0.0 };
+        let line = Line { batch, most, contention, unevenness, noise, ..EVEN };
+        let plan = plan_with(&WORKERS, &[2, 1]);
+        let played = played(&plan, |spec| line.script(spec));
+        let Conclusion::Safe(point) = &played.conclusion else { panic!("{:?}", played.conclusion) };
+        let (found, best) = (line.trained(point).0, line.best(&plan));
+        // Figures that are 5 % off may hide that much once more.
+        let allowed = if is_noisy { 0.9 } else { 0.95 };
+        prop_assert!(found >= allowed * best, "{found} of {best} with {point} by {:?}", of_loader(&played));
+        prop_assert!(of_loader(&played).len() <= LOADER_TRIALS);
     }
 }
 
