@@ -206,8 +206,7 @@ pub(crate) fn play_knowing(
                 let spec =
                     TrialSpec { id: TrialId(number), purpose, point, warmup_steps: 2, steps: 10, sample_every: 2 };
                 let record = record(&spec, &script(&spec));
-                let verdict =
-                    if spec.is_judged() { rules::judge(&record, &plan.safety) } else { Verdict::default() };
+                let verdict = if spec.is_judged() { rules::judge(&record, &plan.safety) } else { Verdict::default() };
                 history.tell(JudgedTrial { record, verdict });
             }
         }

@@ -173,7 +173,8 @@ mod tests {
     #[test]
     fn a_loader_may_hold_80_percent_of_what_is_left_and_not_a_byte_more() {
         // 4 × 2 + 1 batches, and a ring of two staged ones and the one that is copied: 1200 MiB.
-        let mut point = Point { loader_workers: 4, prefetch_depth: 2, device_prefetch: 2, pin_memory: true, ..point(8) };
+        let mut point =
+            Point { loader_workers: 4, prefetch_depth: 2, device_prefetch: 2, pin_memory: true, ..point(8) };
         let breach = |point: &Point, left| LoaderMemory::of(point, &seen(left)).unwrap().breach();
         assert_eq!(breach(&point, 1500 * MIB), None);
         assert_eq!(

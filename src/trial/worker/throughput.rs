@@ -99,7 +99,6 @@ impl Rounds {
 }
 
 #[cfg(test)]
-#[expect(clippy::float_cmp, reason = "the expected values are exact")]
 mod tests {
     use super::*;
     use crate::search::rules::testing::point;
@@ -125,7 +124,9 @@ mod tests {
     fn a_clock_that_stands_still_gives_finite_figures() {
         for seconds in [vec![], vec![0.0, 0.0]] {
             let measurement = Rounds { seconds, batches: 1 }.measure(&spec(0));
-            assert!(measurement.samples_per_second.is_finite() && measurement.samples_per_second_interval.1.is_finite());
+            assert!(
+                measurement.samples_per_second.is_finite() && measurement.samples_per_second_interval.1.is_finite()
+            );
         }
     }
 }

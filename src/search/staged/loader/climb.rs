@@ -81,7 +81,8 @@ impl Climb {
     fn lower(&self, enough: usize, wanted: f64) -> Option<usize> {
         let (start, begun) = self.behind;
         let of_one = |(workers, rate): (usize, f64)| rate / workers.max(1) as f64;
-        let alone = self.rates.iter().map(|(workers, rate)| of_one((*workers, *rate))).fold(of_one((start, begun)), f64::max);
+        let alone =
+            self.rates.iter().map(|(workers, rate)| of_one((*workers, *rate))).fold(of_one((start, begun)), f64::max);
         let short = self.rates.range(..enough).next_back().map_or(0, |(workers, _)| *workers);
         let between = self.candidates.iter().copied().filter(|workers| *workers > short && *workers < enough);
         between.into_iter().find(|workers| *workers as f64 * alone * (1.0 + NOISE) >= wanted)
@@ -117,7 +118,10 @@ mod tests {
         loop {
             match climb.next(measured.len() < trials) {
                 Some(Next::Measure(workers)) => {
-                    assert!(climb.candidates.contains(&workers) && !measured.contains(&workers), "{workers} {measured:?}");
+                    assert!(
+                        climb.candidates.contains(&workers) && !measured.contains(&workers),
+                        "{workers} {measured:?}"
+                    );
                     measured.push(workers);
                     climb.rates.insert(workers, rate(workers));
                 }

@@ -11,6 +11,7 @@ use rand::{Rng as _, SeedableRng};
 use super::*;
 use crate::config::Plan;
 use crate::config::plan::Subject;
+use crate::search::JudgedTrial;
 use crate::search::machine::Machine;
 use crate::search::recommend::best_of;
 use crate::search::scripted::{Played, Script, loaded, plan, play, record};
@@ -71,7 +72,11 @@ impl Line {
             return Script::Loads { batches_per_second: self.made(point.loader_workers) * self.noise(point, 1 << 40) };
         }
         let (samples_per_second, data_wait) = self.trained(point);
-        Script::Completes { samples_per_second: samples_per_second * self.noise(point, 2 << 40), peak_rate: 0.0, data_wait }
+        Script::Completes {
+            samples_per_second: samples_per_second * self.noise(point, 2 << 40),
+            peak_rate: 0.0,
+            data_wait,
+        }
     }
 
     /// The highest rate that any setting of the space has.
@@ -193,7 +198,12 @@ fn loading_on_demand_is_proposed_only_where_nothing_else_is_listed() {
     let line = Line { batch: 0.25, ..EVEN };
     let depths = |depths: &[usize]| {
         let played = played(&plan_with(&WORKERS, depths), |spec| line.script(spec));
-        played.trials.iter().filter(|(_, point)| point.loader_workers > 0).map(|(_, point)| point.prefetch_depth).collect()
+        played
+            .trials
+            .iter()
+            .filter(|(_, point)| point.loader_workers > 0)
+            .map(|(_, point)| point.prefetch_depth)
+            .collect()
     };
     let (listed, only): (Vec<usize>, Vec<usize>) = (depths(&[0, 1, 2]), depths(&[0]));
     assert!(!listed.is_empty() && listed.iter().all(|depth| *depth > 0), "{listed:?}");
@@ -231,9 +241,8 @@ fn a_program_of_the_user_s_own_is_never_asked_for_its_loader_alone() {
 fn on_trouble_the_prefetch_depth_is_lowered_before_the_workers() {
     let line = Line { batch: 0.35, unevenness: 0.09, ..EVEN };
     let out_of_memory = |script: Script, is_over: bool| if is_over { Script::out_of_memory() } else { script };
-    let shallow = played(&plan_with(&WORKERS, &[2, 1]), |spec| {
-        out_of_memory(line.script(spec), spec.point.prefetch_depth > 1)
-    });
+    let shallow =
+        played(&plan_with(&WORKERS, &[2, 1]), |spec| out_of_memory(line.script(spec), spec.point.prefetch_depth > 1));
     assert_eq!(of_loader(&shallow)[1..], [(Purpose::Loader, 4, 1), (Purpose::Loader, 4, 2)]);
     assert_eq!(chosen(&shallow), (4, 1));
     let few = played(&plan_with(&WORKERS, &[2, 1]), |spec| {
@@ -317,12 +326,11 @@ fn every_prefix_of_a_history_leads_to_the_same_next_trial() {
     let plan = plan_with(&WORKERS, &[2, 1]);
     let line = Line { batch: 0.6, most: 4.0, unevenness: 0.05, noise: 0.05, ..EVEN };
     let (trials, _, whole) = history(&plan, line, 100 << 30);
-    for known in 0..trials.len() {
+    for (known, (purpose, point)) in trials.iter().enumerate() {
         let mut part = History::default();
         whole.trials().iter().take(known).for_each(|trial| part.tell(trial.clone()));
         let ask = Staged::new(Space::new(&plan).on(16)).ask(&part, &Nothing);
-        let (purpose, point) = trials[known].clone();
-        assert_eq!(ask, Ask::Run { point, purpose });
+        assert_eq!(ask, Ask::Run { point: point.clone(), purpose: *purpose });
     }
 }
 
