@@ -50,7 +50,7 @@ pub(crate) fn recommendation() -> Value {
             "samples_per_second": 12.5, "step_ms": {"p50": 1.0, "p95": 2.0}, "data_wait_fraction": 0.01,
             "peak_allocated_bytes": 1, "peak_reserved_bytes": 2, "limit_bytes": 40_u64 << 30, "headroom_bytes": 3,
             "largest_satisfiable_bytes": 4, "largest_request_bytes": 5, "allocated_blocks": 6,
-            "fragmentation": {"metric": "peak", "max": 0.1, "last": 0.1, "threshold": 0.3, "native": null},
+            "fragmentation": {"metric": "peak", "max": 0.1, "last": 0.1, "threshold": 0.3},
             "steps": 50, "first_loss": 5.0, "last_loss": 4.0
         },
         "checks": [{"rule": "completion", "value": null, "limit": null, "passed": true, "reason": "all ran"}],
