@@ -118,6 +118,17 @@ fn a_trial_is_measured_by_its_report() {
 }
 
 #[test]
+fn the_reporter_for_pytorch_speaks_the_protocol() {
+    let output = Command::new("python3")
+        .args(["-m", "unittest", "discover", "tests/python"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn a_soak_evaluates_and_writes_a_checkpoint_that_is_removed() {
     let mut bench = Bench::new(&[]);
     let record = bench.run(Purpose::Soak, 4);

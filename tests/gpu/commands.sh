@@ -3,7 +3,8 @@
 # "commands" of the README. Needs `tune` (any build) on PATH, and a python3 with torch, transformers, torchvision,
 # accelerate and lightning.
 #
-#   tests/gpu/commands.sh [OUT]      WORKLOADS="gpt2 resnet50", PEERS="accelerate power binsearch", LIMIT=40GiB by default
+#   tests/gpu/commands.sh [OUT]      by default WORKLOADS="gpt2 resnet50 hf lightning unmodified",
+#                                    PEERS="accelerate power binsearch", LIMIT=40GiB
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-${OUT:-$(mktemp -d)}}
@@ -11,7 +12,17 @@ mkdir -p "$out"
 limit=${LIMIT:-40GiB}
 limit_bytes=$((${limit%GiB} << 30))
 table=$PWD/tests/gpu/commands_table.py
-declare -A config=([gpt2]=examples/pytorch/gpt2_medium.yaml [resnet50]=examples/pytorch/resnet50.yaml)
+declare -A config=([gpt2]=examples/pytorch/gpt2_medium.yaml [resnet50]=examples/pytorch/resnet50.yaml
+  [hf]=examples/pytorch/hf_trainer.yaml [lightning]=examples/pytorch/lightning_gpt.yaml [unmodified]=$out/unmodified-config.yaml)
+# The same script without its reporter, as one that nobody may change.
+cat >"$out/unmodified-config.yaml" <<'Y'
+name: unmodified
+command:
+  run: [env, -u, TUNE_REPORT, python3, examples/pytorch/gpt2.py, --size=small, "--batch-size={batch_size}", "--steps={steps}"]
+target: {batch_size: 8}
+search: {batch_size: {start: 100%}}
+trial: {soak_steps: 20}
+Y
 
 tuned() { # NAME WORKLOAD OPTION…
   local name=$1 workload=$2; shift 2
@@ -22,7 +33,11 @@ tuned() { # NAME WORKLOAD OPTION…
 }
 
 : >"$out/runs.jsonl"; : >"$out/peers.jsonl"
-for workload in ${WORKLOADS:-gpt2 resnet50}; do
+for workload in ${WORKLOADS:-gpt2 resnet50 hf lightning unmodified}; do
+  case $workload in
+    hf | lightning) tuned "$workload" "$workload" --set target.batch_size=16 --set trial.soak_steps=20; continue ;;
+    unmodified) tuned "$workload" "$workload"; continue ;;
+  esac
   tuned "$workload" "$workload"
   # What the import costs: the same study, cut off after two trials, with a new interpreter for each.
   [ "${COLD:-yes}" = yes ] && tuned "$workload-cold" "$workload" --set 'command.preload=[]' --set budget.trials=2

@@ -235,19 +235,29 @@ fn modules_are_imported_once_for_all_trials_and_again_for_another_environment() 
         ),
         (
             "a.py",
-            "import os, slow\nslow.COUNT.append(1)\nprint(slow.SEEN, len(slow.COUNT), os.environ['TUNE_TRIAL'], os.environ['SET_BY_IMPORT'])\n",
+            "import os, slow\nslow.COUNT.append(1)\nprint(slow.SEEN, os.environ['PYTORCH_CUDA_ALLOC_CONF'], len(slow.COUNT), os.environ['TUNE_TRIAL'], os.environ['SET_BY_IMPORT'])\n",
         ),
     ]);
     let mut spawner = Spawner::new(vec!["slow".to_owned()]);
     let mut trial = 0;
-    for (conf, imports) in [("backend:native", "x"), ("expandable_segments:True", "xx")] {
+    // Only the backend is chosen at the import; other settings are each fork's own.
+    let confs = [
+        ("backend:native", "backend:native", "x"),
+        ("expandable_segments:True", "None", "xx"),
+        ("max_split_size_mb:128", "None", "xx"),
+    ];
+    for (conf, seen, imports) in confs {
         let mut launch = folder.launch(&["python3", "a.py"]);
         for _ in 0..4 {
             trial += 1;
             launch.environment =
                 vec![("PYTORCH_CUDA_ALLOC_CONF".into(), conf.into()), ("TUNE_TRIAL".into(), trial.to_string().into())];
             let running = started_warm(&mut spawner, &launch);
-            assert_eq!(finish(running), (left(0), format!("{conf} 1 {trial} 1")), "nothing of one fork is in the next");
+            assert_eq!(
+                finish(running),
+                (left(0), format!("{seen} {conf} 1 {trial} 1")),
+                "nothing of one fork is in the next"
+            );
         }
         assert_eq!(folder.read("imports"), imports);
     }
