@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on must panic")]
 
-use batchtune::data::{self, DataSpec, SourceKind};
+use batchtune::data::{self, DataSpec};
 use batchtune::device::{self, DeviceChoice, DeviceSession, LargestRequest};
 use batchtune::memory::{AllocatorKind, LimitSpec, MemorySample, Phase};
 use batchtune::model::{BuildContext, ModelSpec, Registry};
@@ -22,7 +22,7 @@ fn train(session: &mut dyn DeviceSession, accumulation: u32) -> (MemorySample, V
         ..ModelSpec::default()
     };
     let registry = Registry::builtin();
-    let source = DataSpec { source: SourceKind::Synthetic, path: None, sequence_length: None };
+    let source = DataSpec::default();
     let dataset = data::open(&source, &registry.input(&spec).unwrap(), 7).unwrap();
     let loader = data::loader::LoaderConfig { batch_size: 4, workers: 0, prefetch_depth: 0, seed: 7 };
     let mut batches = data::loader::Loader::start(dataset, loader);

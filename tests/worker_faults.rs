@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use batchtune::data::DataSpec;
 use batchtune::data::InputSpec;
-use batchtune::data::{DataSpec, SourceKind};
 use batchtune::device::DeviceChoice;
 use batchtune::memory::{AllocatorKind, LimitSpec, Trim};
 use batchtune::model::{BuildContext, Family, ModelError, ModelSpec, Registry, Workload};
@@ -326,7 +326,7 @@ fn workload() -> WorkloadSpec {
     WorkloadSpec {
         model: ModelSpec { family: "toy".to_owned(), ..ModelSpec::default() },
         train: TrainSpec::default(),
-        data: DataSpec { source: SourceKind::Synthetic, path: None, sequence_length: None },
+        data: DataSpec::default(),
         device: DeviceChoice::Cpu,
         limit: LimitSpec::Auto,
         allocator: AllocatorKind::Auto,

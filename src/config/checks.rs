@@ -8,15 +8,14 @@ use std::path::{Path, PathBuf};
 use super::file::File;
 use super::leaf::amount::Rung;
 use super::leaf::list::Devices;
-use super::leaf::number::Whole;
 use super::leaf::text::Text;
 use super::plan::BatchSizePlan;
 use super::problem::{Problem, ProblemKind};
-use super::sections::data::Length;
 use super::source::Located;
-use crate::data::SourceKind;
 use crate::device::DeviceChoice;
 use crate::trial::command::{CommandSpec, Template};
+
+mod data;
 
 /// Rungs between nothing and the target where `step` is `auto`.
 const AUTO_RUNGS: usize = 8;
@@ -30,6 +29,8 @@ pub struct Checked {
     pub batch_size: Option<BatchSizePlan>,
     /// The data's file or folder, absolute, for sources that read one.
     pub path: Option<PathBuf>,
+    /// The tokenizer's file, absolute, for a text that is cut by one.
+    pub tokenizer: Option<PathBuf>,
     /// The program of the user's own, if it is one that is tuned.
     pub command: Option<CommandSpec>,
 }
@@ -40,11 +41,14 @@ pub fn check(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Che
     checks.check_workload();
     checks.check_target();
     checks.check_lengths();
+    checks.check_range();
+    checks.check_source_keys();
     checks.check_trials();
     Checked {
         device: checks.device(),
         batch_size: checks.batch_size(),
         path: checks.data_path(),
+        tokenizer: checks.tokenizer(),
         command: checks.command(),
     }
 }
@@ -170,28 +174,6 @@ impl Checks<'_> {
         }
     }
 
-    /// Samples are as long as the model takes them.
-    fn check_lengths(&mut self) {
-        let key = "data.sequence_length";
-        if !self.sound(&[key, "model.sequence_length"]) {
-            return;
-        }
-        let model = self.file.model.as_ref().and_then(|model| model.sequence_length).map(Whole::get);
-        match (&self.file.data.sequence_length, model) {
-            (Some(Length::Fixed(tokens)), Some(model)) if tokens.get() != model => {
-                let message = format!("samples of {} tokens do not fit `model.sequence_length: {model}`", tokens.get());
-                self.refuse(ProblemKind::Conflict, key, &message);
-            }
-            (Some(Length::Fixed(tokens)), None) if self.file.model.is_some() => {
-                let message =
-                    format!("samples of {} tokens, and the model's length is left to its preset", tokens.get());
-                let hint = format!("write `sequence_length: {}` under `model` in its place", tokens.get());
-                self.problems.push(self.located.problem(ProblemKind::Conflict, key, &message).with_hint(&hint));
-            }
-            _ => {}
-        }
-    }
-
     /// A trial holds at least one memory sample.
     fn check_trials(&mut self) {
         let (every, steps) = (self.file.safety.sample_every.get(), self.file.trial.steps.get());
@@ -244,36 +226,6 @@ impl Checks<'_> {
             self.refuse(ProblemKind::Conflict, "search.batch_size.start", &message);
         }
         Some(BatchSizePlan { start, max, step })
-    }
-
-    /// The data's file or folder, absolute. Sources that read none have none.
-    fn data_path(&mut self) -> Option<PathBuf> {
-        let key = "data.path";
-        if self.file.command.is_some()
-            || self.file.data.source.0 == SourceKind::Synthetic
-            || !self.sound(&[key, "data.source"])
-        {
-            return None;
-        }
-        let Some(written) = &self.file.data.path else {
-            self.missing(key, "missing, and `source: text` reads a file or a folder", "add `path: …` to `data`");
-            return None;
-        };
-        let path = self.base_of(key).join(&written.0);
-        match std::fs::canonicalize(&path) {
-            Ok(absolute) if absolute.to_str().is_some() => Some(absolute),
-            Ok(_) => {
-                self.refuse(ProblemKind::Outside, key, "its full path is not UTF-8");
-                None
-            }
-            Err(error) => {
-                let shown = std::path::absolute(&path).unwrap_or(path);
-                let message = format!("cannot find `{}`: {error}", shown.display());
-                let problem = self.located.problem(ProblemKind::Outside, key, &message);
-                self.problems.push(problem.with_hint("a path is relative to the file that it is written in"));
-                None
-            }
-        }
     }
 
     /// What a relative path is relative to: the configuration file's directory, or, for a path given with `--set`, the

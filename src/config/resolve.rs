@@ -3,10 +3,14 @@
 //! Once [`super::checks`] has found nothing, [`resolve`] builds the [`Plan`]: shares of the target become samples,
 //! relative paths absolute, and absent keys their defaults.
 
+use std::time::Duration;
+
 use super::checks::{self, Checked};
 use super::file::File;
 use super::leaf::list::{Accumulation, AllocConfs};
+use super::leaf::memory::Size;
 use super::leaf::number::Whole;
+use super::leaf::time::Time;
 use super::plan::{
     BatchSizePlan, BudgetPlan, MemoryPlan, Plan, SafetyPlan, SearchPlan, Subject, TargetPlan, TrialPlan,
 };
@@ -31,7 +35,7 @@ const USUAL_CONFS: [&str; 4] = [
 
 /// The plan of a file, unless a problem keeps it from having one.
 pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Option<Plan> {
-    let Checked { device, batch_size, path, command } = checks::check(file, located, problems);
+    let Checked { device, batch_size, path, tokenizer, command } = checks::check(file, located, problems);
     if !problems.is_empty() {
         return None;
     }
@@ -44,7 +48,17 @@ pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> O
         name: file.name.as_ref().map_or_else(|| default_name(&subject), |name| name.0.clone()),
         device,
         train: train_spec(file),
-        data: DataSpec { source: file.data.source.0, path, sequence_length: length_spec(file) },
+        data: DataSpec {
+            source: file.data.source.0,
+            path,
+            sequence_length: length_spec(file),
+            tokenizer,
+            padding: file.data.padding.0,
+            last_batch: file.data.last_batch.0,
+            on_bad_sample: file.data.on_bad_sample.0,
+            cost: file.data.cost.map_or(Duration::ZERO, Time::duration),
+            sample_bytes: file.data.sample_bytes.map_or(0, Size::bytes),
+        },
         pin_memory: file.data.pin_memory.0,
         target: TargetPlan {
             batch_size: file.target.batch_size?.count(),

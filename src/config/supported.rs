@@ -5,9 +5,7 @@
 use super::file::File;
 use super::leaf::list::Devices;
 use super::problem::{Problem, ProblemKind};
-use super::sections::data::Length;
 use super::source::Located;
-use crate::data::SourceKind;
 use crate::train::{BatchNorm, GradientCheckpointing, Precision};
 
 /// Reports every key that asks for something that is not built yet.
@@ -17,7 +15,6 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
         Devices::All => true,
         Devices::Some(devices) => devices.len() > 1,
     };
-    let source = file.data.source.0;
     let replicas = file.target.replicas.get();
     let train = &file.train;
     // A program of the user's own does these itself.
@@ -39,18 +36,6 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
             "use `none`",
         ),
         (ours && train.batch_norm.0 != BatchNorm::Train, "train.batch_norm", word(&train.batch_norm), "use `train`"),
-        (
-            ours && matches!(source, SourceKind::Tokens | SourceKind::ImageFolder | SourceKind::Cifar10),
-            "data.source",
-            word(&file.data.source),
-            "use `synthetic` or `text`",
-        ),
-        (
-            matches!(file.data.sequence_length, Some(Length::Range(_))),
-            "data.sequence_length",
-            "data of varying length".to_owned(),
-            "give one length",
-        ),
     ];
     for (_, key, what, instead) in refusals.iter().filter(|(asked, ..)| *asked) {
         let problem = located.problem(ProblemKind::NotSupported, key, &format!("{what} is not supported yet"));

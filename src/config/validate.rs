@@ -37,7 +37,11 @@ impl Loaded {
             Ok(_) => Ok(()),
             Err(error) => {
                 let key = match &error {
-                    DataError::Mismatch { .. } | DataError::NotSupported(_) => "data.source",
+                    DataError::Mismatch { .. } | DataError::ImageShape { .. } => "data.source",
+                    DataError::LengthsOfFeatures
+                    | DataError::InvalidLengths { .. }
+                    | DataError::SequenceTooLong { .. } => "data.sequence_length",
+                    DataError::Tokenizer { .. } => "data.tokenizer",
                     _ => "data.path",
                 };
                 Err(self.source.error_at(key, with_causes(&error)))
@@ -94,6 +98,29 @@ mod tests {
         let loaded = load("model:\n  family: gtp\ntarget: {batch_size: 8}\n");
         let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
         assert!(message.starts_with("model.yaml:2:11: model.family: "), "{message}");
+    }
+
+    #[test]
+    fn images_for_a_model_of_tokens_point_at_the_source() {
+        for source in ["image_folder", "cifar10"] {
+            let loaded = load(&format!(
+                "model: {{family: gpt, preset: nano}}\ndata: {{source: {source}, path: .}}\ntarget: {{batch_size: 8}}\n"
+            ));
+            let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
+            let expected = format!(
+                "model.yaml:2:16: data.source: `data.source: {source}` gives images, and the model takes tokens"
+            );
+            assert_eq!(message, expected);
+        }
+    }
+
+    #[test]
+    fn lengths_beyond_the_preset_s_point_at_the_lengths() {
+        let loaded = load(
+            "model: {family: gpt, preset: nano}\ndata: {sequence_length: {min: 1, max: 100000}}\ntarget: {batch_size: 8}\n",
+        );
+        let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
+        assert!(message.starts_with("model.yaml:2:25: data.sequence_length: "), "{message}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::file::File;
 use super::leaf::amount::{Amount, Rung, Share};
 use super::leaf::choice::{Choice, Pinning};
 use super::leaf::list::{Accumulation, AllocConfs, Candidates, Devices};
-use super::leaf::memory::Limit;
+use super::leaf::memory::{Limit, Size};
 use super::leaf::number::{Factor, LearningRate, Version, Whole};
 use super::leaf::text::{Argument, ConfText, DeviceName, Text};
 use super::leaf::time::Time;
@@ -117,6 +117,12 @@ fn data(plan: &Plan) -> DataFile {
                 distribution: Choice(distribution),
             }),
         }),
+        padding: Choice(plan.data.padding),
+        tokenizer: plan.data.tokenizer.as_ref().map(|path| Text(path.to_string_lossy().into_owned())),
+        last_batch: Choice(plan.data.last_batch),
+        on_bad_sample: Choice(plan.data.on_bad_sample),
+        cost: (!plan.data.cost.is_zero()).then(|| Time::clamped(plan.data.cost)),
+        sample_bytes: (plan.data.sample_bytes > 0).then(|| Size::clamped(plan.data.sample_bytes)),
         pin_memory: Pinning(plan.pin_memory),
     }
 }

@@ -2,15 +2,11 @@
 
 use std::path::PathBuf;
 
-use super::SourceKind;
 use crate::units::Bytes;
 
 /// Why data cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The kind is not built yet.
-    #[error("`data.source: {0}` is not supported yet (hint: `synthetic` or `text`)")]
-    NotSupported(SourceKind),
     /// The kind needs a path.
     #[error("`data.path` is missing (hint: name a file or a folder)")]
     PathMissing,
@@ -71,9 +67,17 @@ pub enum DataError {
         /// Where, counted from 0.
         offset: u64,
     },
-    /// Samples of varying length.
-    #[error("a `data.sequence_length` with `min` and `max` is not supported yet")]
-    LengthsNotSupported,
+    /// Samples of varying length for a model that takes none.
+    #[error("a `data.sequence_length` with `min` and `max` is for tokens, and the model takes features")]
+    LengthsOfFeatures,
+    /// Bounds that no length lies between.
+    #[error("`data.sequence_length` cannot lie between {min} and {max}")]
+    InvalidLengths {
+        /// The shortest.
+        min: usize,
+        /// The longest.
+        max: usize,
+    },
     /// Samples longer than the model takes.
     #[error("`data.sequence_length: {length}` is over the model's {limit} (hint: raise `model.sequence_length`)")]
     SequenceTooLong {
@@ -134,6 +138,83 @@ pub enum DataError {
         /// The model's vocabulary.
         vocabulary_size: usize,
     },
+    /// A tokenizer cannot be had or used.
+    #[error("tokenizer `{}`: {reason}", path.display())]
+    Tokenizer {
+        /// Its file.
+        path: PathBuf,
+        /// What it says itself.
+        reason: String,
+    },
+    /// A token file, or a file of records, is not what it should be.
+    #[error("`{}` is broken at offset {offset}: {reason}", path.display())]
+    BrokenFile {
+        /// Which.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A file became shorter after it was opened.
+    #[error("`{}` ends at {found} bytes and is read up to {needed} (hint: it became shorter while it was in use)", path.display())]
+    Shortened {
+        /// Which.
+        path: PathBuf,
+        /// Bytes that there are.
+        found: u64,
+        /// Bytes that there were.
+        needed: u64,
+    },
+    /// An image cannot be decoded.
+    #[error("`{}` is no image that can be read: {reason}", path.display())]
+    BrokenImage {
+        /// Which.
+        path: PathBuf,
+        /// What the decoder says.
+        reason: String,
+    },
+    /// A folder of classes has none.
+    #[error("`{}` has no class folders (hint: one folder a class, with the images in it)", path.display())]
+    NoClasses {
+        /// Which.
+        path: PathBuf,
+    },
+    /// A class has no images.
+    #[error("class folder `{}` has no `.jpg`, `.jpeg` or `.png` files", path.display())]
+    EmptyClass {
+        /// Which.
+        path: PathBuf,
+    },
+    /// More classes than the model tells apart.
+    #[error("`{}` has {found} classes, and the model tells {limit} apart", path.display())]
+    TooManyClasses {
+        /// Which.
+        path: PathBuf,
+        /// Class folders found.
+        found: usize,
+        /// The model's classes.
+        limit: usize,
+    },
+    /// The model takes images of another shape.
+    #[error("`data.source: {source_kind}` gives images of {gives}, and the model takes shape {takes:?}")]
+    ImageShape {
+        /// The kind of source.
+        source_kind: &'static str,
+        /// What it gives.
+        gives: &'static str,
+        /// What the model takes.
+        takes: Vec<usize>,
+    },
+    /// Skipping found no end.
+    #[error("{tries} samples in a row are bad, the last of them")]
+    AllBad {
+        /// How many were tried.
+        tries: usize,
+        /// What is wrong with the last.
+        #[source]
+        last: Box<DataError>,
+    },
     /// The dataset panicked while it made a sample.
     #[error("a loader worker panicked: {0}")]
     WorkerPanicked(String),
@@ -151,4 +232,41 @@ pub enum DataError {
     /// A worker thread ended, which it never does on its own.
     #[error("a loader worker ended without an answer")]
     WorkerEnded,
+}
+
+impl DataError {
+    /// Whether it is about one sample, so that training can go on with the others.
+    pub fn is_of_one_sample(&self) -> bool {
+        match self {
+            Self::Read { .. }
+            | Self::NotAFile { .. }
+            | Self::TooLarge { .. }
+            | Self::TokenOutOfVocabulary { .. }
+            | Self::BrokenFile { .. }
+            | Self::Shortened { .. }
+            | Self::BrokenImage { .. } => true,
+            Self::PathMissing
+            | Self::TooSmall { .. }
+            | Self::NoFiles { .. }
+            | Self::TooManyFiles { .. }
+            | Self::NotUtf8 { .. }
+            | Self::LengthsOfFeatures
+            | Self::InvalidLengths { .. }
+            | Self::SequenceTooLong { .. }
+            | Self::InvalidInput { .. }
+            | Self::NoSuchSample { .. }
+            | Self::SampleShape { .. }
+            | Self::SampleType { .. }
+            | Self::Mismatch { .. }
+            | Self::Tokenizer { .. }
+            | Self::NoClasses { .. }
+            | Self::EmptyClass { .. }
+            | Self::TooManyClasses { .. }
+            | Self::ImageShape { .. }
+            | Self::AllBad { .. }
+            | Self::WorkerPanicked(_)
+            | Self::WorkerNotStarted { .. }
+            | Self::WorkerEnded => false,
+        }
+    }
 }

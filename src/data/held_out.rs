@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{DataError, Dataset, Sample};
+use super::{DataError, Dataset, Place, Sample};
 
 /// The held-out part of another dataset.
 struct HeldOut {
@@ -18,12 +18,20 @@ impl Dataset for HeldOut {
         self.whole.sample(self.whole.len().saturating_add(index))
     }
 
+    fn sample_at(&self, place: Place) -> Result<Sample, DataError> {
+        self.whole.sample_at(Place { index: self.whole.len().saturating_add(place.index), ..place })
+    }
+
     fn input_shape(&self) -> Vec<usize> {
         self.whole.input_shape()
     }
 
     fn target_shape(&self) -> Vec<usize> {
         self.whole.target_shape()
+    }
+
+    fn ballast_bytes(&self) -> u64 {
+        self.whole.ballast_bytes()
     }
 }
 

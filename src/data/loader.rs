@@ -6,6 +6,9 @@
 //! `workers × prefetch_depth` are out, and a new one is sent when a batch is handed over. That bounds the memory to
 //! [`LoaderConfig::batches_in_memory`]. With a depth of 0 a request is sent when the batch is asked for.
 //!
+//! What a batch may be like beside its size is said by [`BatchRules`]: its last one, bad samples, lengths. All of it
+//! depends on the number of the batch, so it is the same for any workers, too.
+//!
 //! A sample that fails, or a dataset that panics, is an error of the batch it belongs to, and of no other: asking on
 //! gives the batches after it. Dropping the loader stops its threads between two samples and waits for them.
 
@@ -16,11 +19,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use super::collate::{self, Made, Request};
 use super::order::Order;
-use super::{DataError, Dataset, HostBatch, collate};
+use super::rules::{BatchRules, Skipped};
+use super::{DataError, Dataset, HostBatch};
 
 /// How to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +51,8 @@ impl LoaderConfig {
 /// Endless batches in an order that depends on the seed alone, not on the number of workers.
 pub struct Loader {
     order: Order,
+    rules: BatchRules,
+    config: LoaderConfig,
     source: Source,
     /// Batches requested so far.
     requested: u64,
@@ -52,6 +60,8 @@ pub struct Loader {
     delivered: u64,
     /// Requests that are sent ahead.
     ahead: u64,
+    skipped: Skipped,
+    waited: Duration,
 }
 
 /// Who makes the batches.
@@ -67,47 +77,77 @@ enum Source {
 impl Loader {
     /// Starts the threads. If the system refuses one, the first batch is the error that says so.
     pub fn start(dataset: Arc<dyn Dataset>, config: LoaderConfig) -> Self {
-        let order = Order::new(dataset.len(), config.batch_size, config.seed);
+        Self::with_rules(dataset, config, BatchRules::default())
+    }
+
+    /// The same with rules for the batches.
+    pub fn with_rules(dataset: Arc<dyn Dataset>, config: LoaderConfig, rules: BatchRules) -> Self {
+        let order = Order::new(dataset.len(), config.batch_size, config.seed).with_last_batch(rules.last_batch);
         let source = match config.workers {
             0 => Source::Caller(dataset),
-            workers => match Pool::start(&dataset, workers) {
+            workers => match Pool::start(&dataset, rules, workers) {
                 Ok(pool) => Source::Pool(pool),
                 Err((worker, error)) => Source::Failed { worker, workers, kind: error.kind() },
             },
         };
         let ahead = config.workers.saturating_mul(config.prefetch_depth) as u64;
-        let mut loader = Self { order, source, requested: 0, delivered: 0, ahead };
+        let (skipped, waited) = (Skipped::default(), Duration::ZERO);
+        let mut loader = Self { order, rules, config, source, requested: 0, delivered: 0, ahead, skipped, waited };
         loader.request();
         loader
     }
 
     /// The next batch; blocks until it is ready.
     pub fn next_batch(&mut self) -> Result<HostBatch, DataError> {
+        let asked = Instant::now();
         let number = self.delivered;
         self.delivered += 1;
-        let batch = match &self.source {
-            Source::Caller(dataset) => make(dataset.as_ref(), &self.order.batch(number), &|| false),
+        let made = match &self.source {
+            Source::Caller(dataset) => make(dataset.as_ref(), &self.rules, &self.batch(number), &|| false),
             Source::Pool(pool) => {
                 if self.requested <= number {
-                    pool.request(number, self.order.batch(number));
+                    pool.request(number, self.batch(number));
                     self.requested = number + 1;
                 }
                 pool.receive(number)
             }
             Source::Failed { worker, workers, kind } => {
                 let source = io::Error::from(*kind);
-                Err(DataError::WorkerNotStarted { worker: *worker, workers: *workers, source })
+                Answer::failed(DataError::WorkerNotStarted { worker: *worker, workers: *workers, source })
             }
         };
         self.request();
-        batch
+        self.skipped.add(made.skipped);
+        self.waited += asked.elapsed();
+        made.batch
+    }
+
+    /// How it loads.
+    pub fn config(&self) -> LoaderConfig {
+        self.config
+    }
+
+    /// What was skipped for the batches handed over so far. As it goes by batches, it does not depend on the workers
+    /// either.
+    pub fn skipped(&self) -> &Skipped {
+        &self.skipped
+    }
+
+    /// How long the caller was blocked in [`next_batch`](Self::next_batch) so far: waiting for threads, or, without
+    /// any, loading.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    fn batch(&self, number: u64) -> Request {
+        Request { places: self.order.batch(number), is_longest: self.rules.longest.includes(number) }
     }
 
     /// Sends requests up to the depth.
     fn request(&mut self) {
         let Source::Pool(pool) = &self.source else { return };
         while self.requested < self.delivered.saturating_add(self.ahead) {
-            pool.request(self.requested, self.order.batch(self.requested));
+            pool.request(self.requested, self.batch(self.requested));
             self.requested += 1;
         }
     }
@@ -116,6 +156,18 @@ impl Loader {
 impl fmt::Debug for Loader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Loader").field("order", &self.order).field("delivered", &self.delivered).finish_non_exhaustive()
+    }
+}
+
+/// What a worker says to a request.
+struct Answer {
+    batch: Result<HostBatch, DataError>,
+    skipped: Skipped,
+}
+
+impl Answer {
+    fn failed(error: DataError) -> Self {
+        Self { batch: Err(error), skipped: Skipped::default() }
     }
 }
 
@@ -128,17 +180,18 @@ struct Pool {
 /// One worker thread, seen from outside.
 struct Worker {
     /// `None` once the pool is being dropped: a thread leaves when nobody can ask it any more.
-    requests: Option<Sender<Vec<usize>>>,
-    batches: Receiver<Result<HostBatch, DataError>>,
+    requests: Option<Sender<Request>>,
+    batches: Receiver<Answer>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Pool {
     /// Starts all threads, or none and says which failed.
-    fn start(dataset: &Arc<dyn Dataset>, workers: usize) -> Result<Self, (usize, io::Error)> {
+    fn start(dataset: &Arc<dyn Dataset>, rules: BatchRules, workers: usize) -> Result<Self, (usize, io::Error)> {
         let mut pool = Self { workers: Vec::new(), stop: Arc::new(AtomicBool::new(false)) };
         for number in 1..=workers {
-            let worker = Worker::start(dataset, &pool.stop, number).map_err(|error| (number, error))?;
+            let thread = format!("loader-{number}");
+            let worker = Worker::start(dataset, rules, &pool.stop, thread).map_err(|error| (number, error))?;
             pool.workers.push(worker);
         }
         Ok(pool)
@@ -150,16 +203,16 @@ impl Pool {
     }
 
     /// Asks for a batch. Never blocks: at most `prefetch_depth` requests are out for each worker.
-    fn request(&self, number: u64, indices: Vec<usize>) {
+    fn request(&self, number: u64, batch: Request) {
         if let Some(requests) = self.worker(number).and_then(|worker| worker.requests.as_ref()) {
             // A worker that is gone is found when its batch is waited for.
-            let _ = requests.send(indices);
+            let _ = requests.send(batch);
         }
     }
 
-    fn receive(&self, number: u64) -> Result<HostBatch, DataError> {
+    fn receive(&self, number: u64) -> Answer {
         let answer = self.worker(number).and_then(|worker| worker.batches.recv().ok());
-        answer.unwrap_or(Err(DataError::WorkerEnded))
+        answer.unwrap_or_else(|| Answer::failed(DataError::WorkerEnded))
     }
 }
 
@@ -179,15 +232,15 @@ impl Drop for Pool {
 }
 
 impl Worker {
-    fn start(dataset: &Arc<dyn Dataset>, stop: &Arc<AtomicBool>, number: usize) -> io::Result<Self> {
+    fn start(dataset: &Arc<dyn Dataset>, rules: BatchRules, stop: &Arc<AtomicBool>, name: String) -> io::Result<Self> {
         // What is out is bounded by the requests, so neither side ever waits to send.
-        let (requests, asked) = unbounded::<Vec<usize>>();
+        let (requests, asked) = unbounded::<Request>();
         let (made, batches) = unbounded();
         let (dataset, stop) = (Arc::clone(dataset), Arc::clone(stop));
-        let thread = thread::Builder::new().name(format!("loader-{number}")).spawn(move || {
+        let thread = thread::Builder::new().name(name).spawn(move || {
             let stopped = || stop.load(Ordering::Relaxed);
-            for indices in asked {
-                if stopped() || made.send(make(dataset.as_ref(), &indices, &stopped)).is_err() {
+            for request in asked {
+                if stopped() || made.send(make(dataset.as_ref(), &rules, &request, &stopped)).is_err() {
                     return;
                 }
             }
@@ -197,14 +250,14 @@ impl Worker {
 }
 
 /// Makes a batch; a panic of the dataset becomes its error.
-fn make(dataset: &dyn Dataset, indices: &[usize], stop: &dyn Fn() -> bool) -> Result<HostBatch, DataError> {
+fn make(dataset: &dyn Dataset, rules: &BatchRules, request: &Request, stop: &dyn Fn() -> bool) -> Answer {
     // Whatever state a dataset of somebody's own leaves behind, it is asked for single samples and for nothing else.
-    match catch_unwind(AssertUnwindSafe(|| collate::load(dataset, indices, stop))) {
-        Ok(Ok(Some(batch))) => Ok(batch),
+    match catch_unwind(AssertUnwindSafe(|| collate::load(dataset, rules, request, stop))) {
         // Only the drop of the pool stops a load, and then nobody receives this.
-        Ok(Ok(None)) => Err(DataError::WorkerEnded),
-        Ok(Err(error)) => Err(error),
-        Err(panic) => Err(DataError::WorkerPanicked(panic_message(panic.as_ref()))),
+        Ok(Made { batch, skipped }) => {
+            Answer { batch: batch.and_then(|batch| batch.ok_or(DataError::WorkerEnded)), skipped }
+        }
+        Err(panic) => Answer::failed(DataError::WorkerPanicked(panic_message(panic.as_ref()))),
     }
 }
 

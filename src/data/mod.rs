@@ -1,96 +1,42 @@
 //! The data room: datasets, and a loader with workers and prefetch.
 //!
 //! A [`Dataset`] is a length and one sample by index. The [`loader`] collates samples into [`HostBatch`]es on worker
-//! threads, in an [`order`] that depends on the seed alone. The training thread turns a host batch into a [`Batch`] of
-//! tensors on its device. Samples for the evaluation pass are kept apart: see [`held_out`].
+//! threads, in an [`order`] that depends on the seed alone; [`rules`] say what a batch may be like (its last one, its
+//! bad samples, its [`lengths`]). The training thread turns a host batch into a [`Batch`] of tensors on its device.
+//! Samples for the evaluation pass are kept apart: see [`held_out`]. [`throughput`] is the loader without a device.
 //!
 //! # To add a dataset
 //! Create `data/<kind>.rs` with a type that implements [`Dataset`], add one variant to [`SourceKind`] and one line
 //! to [`open`].
 
-use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
+pub mod cifar10;
 mod collate;
 mod error;
+mod files;
 pub mod held_out;
+mod image;
+pub mod image_folder;
+pub mod lengths;
 pub mod loader;
+mod mapped;
 pub mod order;
+pub mod rules;
+mod spec;
 pub mod synthetic;
 pub mod text;
+mod throughput;
+mod tokenized;
+pub mod tokens;
 
 pub use error::DataError;
-
-/// Where samples come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum SourceKind {
-    /// Seeded random samples of the right shape.
-    #[default]
-    Synthetic,
-    /// UTF-8 files, one token a byte.
-    Text,
-    /// Memory-mapped token files.
-    Tokens,
-    /// Class folders of JPEG or PNG files.
-    ImageFolder,
-    /// CIFAR-10's binary files.
-    Cifar10,
-}
-
-impl fmt::Display for SourceKind {
-    /// As the configuration writes it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Synthetic => "synthetic",
-            Self::Text => "text",
-            Self::Tokens => "tokens",
-            Self::ImageFolder => "image_folder",
-            Self::Cifar10 => "cifar10",
-        })
-    }
-}
-
-/// How long samples are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LengthSpec {
-    /// All the same.
-    Fixed(usize),
-    /// Drawn between two bounds.
-    Range {
-        /// The shortest.
-        min: usize,
-        /// The longest.
-        max: usize,
-        /// How they are drawn.
-        distribution: LengthDistribution,
-    },
-}
-
-/// How sample lengths are drawn between their bounds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum LengthDistribution {
-    /// Every length equally often.
-    #[default]
-    Uniform,
-}
-
-/// Which data to train on, as a plan holds it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DataSpec {
-    /// The kind of source.
-    pub source: SourceKind,
-    /// The file or folder, for the kinds that read one. Absolute, or relative to the working directory.
-    pub path: Option<PathBuf>,
-    /// Tokens per sample; the model's where it is `None`.
-    pub sequence_length: Option<LengthSpec>,
-}
+pub use order::Place;
+pub use spec::{DataSpec, LastBatch, LengthDistribution, LengthSpec, OnBadSample, Padding, SourceKind};
+pub use throughput::{Throughput, Until, throughput};
 
 /// What a batch must look like for a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,6 +99,8 @@ pub struct HostBatch {
     pub target_shape: Vec<usize>,
     /// Samples in the batch.
     pub samples: usize,
+    /// Bytes that are held beside the values and reach no device: what a heavy pipeline keeps with its samples.
+    pub ballast: Vec<u8>,
 }
 
 impl HostBatch {
@@ -171,9 +119,9 @@ impl HostBatch {
         })
     }
 
-    /// Bytes of the batch.
+    /// Bytes of the batch in host memory.
     pub fn bytes(&self) -> u64 {
-        self.input.bytes() + self.target.bytes()
+        self.input.bytes() + self.target.bytes() + self.ballast.len() as u64
     }
 }
 
@@ -209,36 +157,56 @@ pub trait Dataset: Send + Sync {
     /// The sample at `index`, always the same for the same index.
     fn sample(&self, index: usize) -> Result<Sample, DataError>;
 
+    /// The sample as an epoch shows it, always the same for the same place: what is done to it by chance (the crop of an
+    /// image) depends on the dataset's seed, the epoch, and the index.
+    fn sample_at(&self, place: Place) -> Result<Sample, DataError> {
+        self.sample(place.index)
+    }
+
     /// The shape of one input.
     fn input_shape(&self) -> Vec<usize>;
 
     /// The shape of one target.
     fn target_shape(&self) -> Vec<usize>;
+
+    /// Host memory that each sample holds beside its values.
+    fn ballast_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// Opens the dataset of a specification, made to fit what the model takes.
 pub fn open(spec: &DataSpec, input: &InputSpec, seed: u64) -> Result<Arc<dyn Dataset>, DataError> {
     let input = &with_length(input, spec.sequence_length)?;
-    match spec.source {
-        SourceKind::Synthetic => Ok(Arc::new(synthetic::Synthetic::new(input, seed)?)),
-        SourceKind::Text => Ok(Arc::new(text::Text::open(spec.path.as_deref(), input)?)),
-        kind @ (SourceKind::Tokens | SourceKind::ImageFolder | SourceKind::Cifar10) => {
-            Err(DataError::NotSupported(kind))
+    let path = spec.path.as_deref();
+    Ok(match spec.source {
+        SourceKind::Synthetic => {
+            Arc::new(synthetic::Synthetic::new(input, seed)?.with_load(spec.cost, spec.sample_bytes))
         }
-    }
+        SourceKind::Text => Arc::new(text::Text::open(path, spec.tokenizer.as_deref(), input)?),
+        SourceKind::Tokens => Arc::new(tokens::Tokens::open(path, input)?),
+        SourceKind::ImageFolder => Arc::new(image_folder::ImageFolder::open(path, input, seed)?),
+        SourceKind::Cifar10 => Arc::new(cifar10::Cifar10::open(path, input, seed)?),
+    })
 }
 
 /// What the model takes, at the length that the data asks for.
 fn with_length(input: &InputSpec, length: Option<LengthSpec>) -> Result<InputSpec, DataError> {
+    let longest = match length {
+        None => return Ok(input.clone()),
+        Some(LengthSpec::Fixed(length)) => length,
+        Some(LengthSpec::Range { min, max, .. }) if 0 < min && min <= max => max,
+        Some(LengthSpec::Range { min, max, .. }) => return Err(DataError::InvalidLengths { min, max }),
+    };
     match (input, length) {
-        (InputSpec::Tokens { vocabulary_size, sequence_length }, Some(LengthSpec::Fixed(length))) => {
-            if length > *sequence_length {
-                return Err(DataError::SequenceTooLong { length, limit: *sequence_length });
-            }
-            Ok(InputSpec::Tokens { vocabulary_size: *vocabulary_size, sequence_length: length })
+        (InputSpec::Tokens { sequence_length: limit, .. }, _) if longest > *limit => {
+            Err(DataError::SequenceTooLong { length: longest, limit: *limit })
         }
-        (_, Some(LengthSpec::Range { .. })) => Err(DataError::LengthsNotSupported),
-        (input, _) => Ok(input.clone()),
+        (InputSpec::Tokens { vocabulary_size, .. }, _) => {
+            Ok(InputSpec::Tokens { vocabulary_size: *vocabulary_size, sequence_length: longest })
+        }
+        (InputSpec::Features { .. }, Some(LengthSpec::Range { .. })) => Err(DataError::LengthsOfFeatures),
+        (InputSpec::Features { .. }, _) => Ok(input.clone()),
     }
 }
 
@@ -247,7 +215,7 @@ mod tests {
     use super::*;
 
     fn spec(sequence_length: Option<LengthSpec>) -> DataSpec {
-        DataSpec { source: SourceKind::Synthetic, path: None, sequence_length }
+        DataSpec { sequence_length, ..DataSpec::default() }
     }
 
     const INPUT: InputSpec = InputSpec::Tokens { vocabulary_size: 10, sequence_length: 8 };
@@ -263,13 +231,31 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_built_yet_says_so() {
-        for source in [SourceKind::Tokens, SourceKind::ImageFolder, SourceKind::Cifar10] {
-            let error = open(&DataSpec { source, ..spec(None) }, &INPUT, 0).err().map(|error| error.to_string());
-            assert!(error.is_some_and(|error| error.contains("not supported yet")));
+    fn varying_lengths_open_the_dataset_at_the_longest() {
+        let range = |min, max| Some(LengthSpec::Range { min, max, distribution: LengthDistribution::Uniform });
+        let shape = |length| open(&spec(length), &INPUT, 0).map(|dataset| dataset.input_shape());
+        assert_eq!(shape(range(1, 6)).unwrap(), [6]);
+        assert!(matches!(shape(range(1, 9)), Err(DataError::SequenceTooLong { length: 9, limit: 8 })));
+        assert!(matches!(shape(range(5, 4)), Err(DataError::InvalidLengths { min: 5, max: 4 })));
+        assert!(matches!(shape(range(0, 4)), Err(DataError::InvalidLengths { .. })));
+        let features = InputSpec::Features { shape: vec![2], classes: 2 };
+        let error = open(&spec(range(1, 2)), &features, 0).err();
+        assert!(matches!(error, Some(DataError::LengthsOfFeatures)));
+    }
+
+    #[test]
+    fn sources_with_files_need_a_path() {
+        for source in [SourceKind::Text, SourceKind::Tokens, SourceKind::ImageFolder, SourceKind::Cifar10] {
+            let shape = if source == SourceKind::Cifar10 { vec![3, 32, 32] } else { vec![3, 8, 8] };
+            let features = InputSpec::Features { shape, classes: 10 };
+            let tokens = matches!(source, SourceKind::Text | SourceKind::Tokens);
+            let input = if tokens { &INPUT } else { &features };
+            let error = open(&DataSpec { source, ..spec(None) }, input, 0).err();
+            assert!(matches!(error, Some(DataError::PathMissing)), "{source}: {error:?}");
+            let other = if tokens { &features } else { &INPUT };
+            let error = open(&DataSpec { source, ..spec(None) }, other, 0).err();
+            assert!(matches!(error, Some(DataError::Mismatch { .. })), "{source}: {error:?}");
         }
-        let range = LengthSpec::Range { min: 1, max: 8, distribution: LengthDistribution::Uniform };
-        assert!(matches!(open(&spec(Some(range)), &INPUT, 0), Err(DataError::LengthsNotSupported)));
     }
 
     #[test]
@@ -280,6 +266,7 @@ mod tests {
             target: HostValues::U32(vec![3, 4]),
             target_shape: vec![2],
             samples: 2,
+            ballast: vec![0; 100],
         };
         let moved = batch.to_device(&Device::Cpu).unwrap();
         assert_eq!(moved.input.to_vec2::<f32>().unwrap(), [[1.0], [2.0]]);

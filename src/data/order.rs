@@ -5,6 +5,8 @@
 //! walking": Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So any batch of any epoch is found at
 //! once, and a dataset of a billion samples costs no list of indices.
 
+use super::LastBatch;
+
 /// Rounds of the network; from four on its permutations look random (Luby and Rackoff, 1988).
 const ROUNDS: u64 = 6;
 
@@ -16,40 +18,64 @@ pub(super) fn mix(seed: u64, value: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Endless batches of indices.
+/// A sample of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which sample of the dataset.
+    pub index: usize,
+    /// In which pass over it, counted from 0.
+    pub epoch: u64,
+}
+
+/// Endless batches of samples.
 ///
-/// The last partial batch of an epoch is dropped, as a training run with fixed shapes does. A dataset smaller than one
-/// batch is repeated within it, each time in a new order, so that every size can be tried on any data.
+/// What is left over at the end of an epoch is dropped or makes a smaller batch. A dataset smaller than one batch is
+/// repeated within it either way, each time in a new order, so that every size can be tried on any data.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
     samples: usize,
     batch_size: usize,
     seed: u64,
+    last_batch: LastBatch,
 }
 
 impl Order {
     /// The order over `samples` samples. Without samples, or with a batch size of 0, every batch is empty.
     pub fn new(samples: usize, batch_size: usize, seed: u64) -> Self {
-        Self { samples, batch_size: if samples == 0 { 0 } else { batch_size }, seed }
+        let batch_size = if samples == 0 { 0 } else { batch_size };
+        Self { samples, batch_size, seed, last_batch: LastBatch::Drop }
     }
 
-    /// The indices of batch `number`, counted from 0.
-    pub fn batch(&self, number: u64) -> Vec<usize> {
-        (0..self.batch_size).map(|place| self.index(number, place)).collect()
+    /// The same with another rule for the end of an epoch.
+    pub fn with_last_batch(self, last_batch: LastBatch) -> Self {
+        Self { last_batch, ..self }
     }
 
-    fn index(&self, number: u64, place: usize) -> usize {
-        let samples = self.samples as u64;
-        let (epoch, place) = match samples.checked_div(self.batch_size as u64) {
-            Some(batches) if batches > 0 => {
-                (number / batches, number % batches * self.batch_size as u64 + place as u64)
-            }
-            _ => {
-                let place = number.wrapping_mul(self.batch_size as u64).wrapping_add(place as u64);
-                (place / samples, place % samples)
-            }
+    /// The samples of batch `number`, counted from 0.
+    pub fn batch(&self, number: u64) -> Vec<Place> {
+        let (samples, size) = (self.samples as u64, self.batch_size as u64);
+        let Some(batches) = samples.checked_div(size) else { return Vec::new() };
+        if batches == 0 {
+            let first = number.wrapping_mul(size);
+            return (0..size).map(|place| self.at(first.wrapping_add(place))).collect();
+        }
+        let batches = match self.last_batch {
+            LastBatch::Drop => batches,
+            LastBatch::Keep => samples.div_ceil(size),
         };
-        permute(place, samples, mix(self.seed, epoch)) as usize
+        let (epoch, first) = (number / batches, number % batches * size);
+        let end = first.saturating_add(size).min(samples);
+        (first..end).map(|place| self.in_epoch(epoch, place)).collect()
+    }
+
+    /// The sample at a place in the row of all epochs.
+    fn at(&self, place: u64) -> Place {
+        let samples = self.samples as u64;
+        self.in_epoch(place.checked_div(samples).unwrap_or(0), place.checked_rem(samples).unwrap_or(0))
+    }
+
+    fn in_epoch(&self, epoch: u64, place: u64) -> Place {
+        Place { index: permute(place, self.samples as u64, mix(self.seed, epoch)) as usize, epoch }
     }
 }
 
@@ -80,6 +106,10 @@ mod tests {
 
     use super::*;
 
+    fn indices(order: Order, number: u64) -> Vec<usize> {
+        order.batch(number).into_iter().map(|place| place.index).collect()
+    }
+
     #[test]
     fn every_epoch_is_a_permutation() {
         for count in [1, 2, 3, 5, 16, 17, 100, 257, 1000] {
@@ -93,7 +123,7 @@ mod tests {
     #[test]
     fn epochs_have_different_orders_and_none_is_the_files() {
         let order = Order::new(100, 100, 3);
-        let epochs: BTreeSet<Vec<usize>> = (0..10).map(|epoch| order.batch(epoch)).collect();
+        let epochs: BTreeSet<Vec<usize>> = (0..10).map(|epoch| indices(order, epoch)).collect();
         assert_eq!(epochs.len(), 10);
         assert!(!epochs.contains(&(0..100).collect::<Vec<_>>()));
     }
@@ -111,15 +141,30 @@ mod tests {
     fn the_last_partial_batch_is_dropped() {
         let order = Order::new(10, 4, 1);
         for epoch in 0..5 {
-            let seen: BTreeSet<usize> = (0..2).flat_map(|batch| order.batch(2 * epoch + batch)).collect();
+            let seen: BTreeSet<usize> = (0..2).flat_map(|batch| indices(order, 2 * epoch + batch)).collect();
             assert_eq!(seen.len(), 8, "no sample comes twice in an epoch");
         }
     }
 
     #[test]
+    fn the_last_partial_batch_is_kept_where_it_is_asked_for() {
+        let order = Order::new(10, 4, 1).with_last_batch(LastBatch::Keep);
+        for epoch in 0..5 {
+            let sizes: Vec<usize> = (0..3).map(|batch| order.batch(3 * epoch + batch).len()).collect();
+            assert_eq!(sizes, [4, 4, 2]);
+            let places: Vec<Place> = (0..3).flat_map(|batch| order.batch(3 * epoch + batch)).collect();
+            assert!(places.iter().all(|place| place.epoch == epoch));
+            let seen: BTreeSet<usize> = places.iter().map(|place| place.index).collect();
+            assert_eq!(seen.len(), 10);
+        }
+        assert_eq!(Order::new(8, 4, 1).with_last_batch(LastBatch::Keep).batch(2).len(), 4);
+        assert_eq!(Order::new(3, 8, 1).with_last_batch(LastBatch::Keep).batch(0).len(), 8);
+    }
+
+    #[test]
     fn a_small_dataset_is_repeated_within_the_batch() {
         let order = Order::new(3, 8, 1);
-        let stream: Vec<usize> = (0..3).flat_map(|batch| order.batch(batch)).collect();
+        let stream: Vec<usize> = (0..3).flat_map(|batch| indices(order, batch)).collect();
         assert_eq!(stream.len(), 24);
         for epoch in stream.chunks(3) {
             assert_eq!(epoch.iter().collect::<BTreeSet<_>>().len(), 3, "{stream:?}");
@@ -131,6 +176,6 @@ mod tests {
         assert!(Order::new(0, 4, 1).batch(0).is_empty());
         assert!(Order::new(4, 0, 1).batch(0).is_empty());
         assert_eq!(Order::new(usize::MAX, 2, 1).batch(u64::MAX).len(), 2);
-        assert_eq!(Order::new(1, 3, 1).batch(u64::MAX), [0, 0, 0]);
+        assert_eq!(indices(Order::new(1, 3, 1), u64::MAX), [0, 0, 0]);
     }
 }

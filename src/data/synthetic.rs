@@ -3,7 +3,14 @@
 //! They are not noise: a model can learn them, so a loss that does not fall on them means that something is wrong.
 //! Token sequences walk through one short pattern, from a random place on, with a share of random tokens between.
 //! Features are drawn around a mean of their class.
+//!
+//! To imitate a heavy pipeline, a sample may cost processor time and hold memory beside what its making needs. The time
+//! is real work on the thread's own clock: under contention it takes longer, as decoding an image would.
 
+use std::hint::black_box;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -21,11 +28,18 @@ const NOISE: f64 = 0.1;
 /// Distance of a class's mean from zero in each feature; the noise around it has deviation 1.
 const CLASS_MEAN: f32 = 0.5;
 
+/// Rounds of work between two looks at the clock, some microseconds.
+const ROUNDS_PER_LOOK: u64 = 2000;
+
 /// A dataset without files.
 #[derive(Clone, Debug)]
 pub struct Synthetic {
     kind: Kind,
     seed: u64,
+    /// Processor time a sample.
+    cost: Duration,
+    /// Memory a sample holds beside its values.
+    ballast_bytes: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -58,7 +72,12 @@ impl Synthetic {
                 Kind::Features { shape: shape.clone(), values, classes }
             }
         };
-        Ok(Self { kind, seed })
+        Ok(Self { kind, seed, cost: Duration::ZERO, ballast_bytes: 0 })
+    }
+
+    /// The same with processor time and memory of a heavier pipeline.
+    pub fn with_load(self, cost: Duration, ballast_bytes: u64) -> Self {
+        Self { cost, ballast_bytes, ..self }
     }
 }
 
@@ -72,6 +91,7 @@ impl Dataset for Synthetic {
     }
 
     fn sample(&self, index: usize) -> Result<Sample, DataError> {
+        work(self.cost);
         let mut rng = StdRng::seed_from_u64(mix(self.seed, index as u64));
         Ok(match &self.kind {
             Kind::Tokens { pattern, vocabulary_size, length } => {
@@ -110,6 +130,27 @@ impl Dataset for Synthetic {
             Kind::Features { .. } => Vec::new(),
         }
     }
+
+    fn ballast_bytes(&self) -> u64 {
+        self.ballast_bytes
+    }
+}
+
+/// Keeps the processor busy for so much of this thread's own time.
+fn work(cost: Duration) {
+    let Some(begun) = thread_time().filter(|_| !cost.is_zero()) else { return };
+    let mut state = 0;
+    while thread_time().is_some_and(|now| now.saturating_sub(begun) < cost) {
+        for value in 0..ROUNDS_PER_LOOK {
+            state = mix(black_box(state), value);
+        }
+    }
+    black_box(state);
+}
+
+/// Processor time of this thread so far; every Linux has this clock.
+fn thread_time() -> Option<Duration> {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).ok().map(Duration::from)
 }
 
 /// One draw by the Box-Muller transform.
@@ -180,6 +221,17 @@ mod tests {
         assert_eq!(first.len(), 192);
         assert!(similarity(true) > similarity(false) + 0.1, "{} {}", similarity(true), similarity(false));
         assert!(dataset.target_shape().is_empty());
+    }
+
+    #[test]
+    fn a_load_costs_processor_time_and_changes_no_sample() {
+        let cost = Duration::from_millis(3);
+        let loaded = tokens(1).with_load(cost, 1000);
+        let before = thread_time().unwrap();
+        let sample = loaded.sample(5).unwrap();
+        assert!(thread_time().unwrap() - before >= cost);
+        assert_eq!(sample, tokens(1).sample(5).unwrap());
+        assert_eq!((loaded.ballast_bytes(), tokens(1).ballast_bytes()), (1000, 0));
     }
 
     #[test]

@@ -1,59 +1,67 @@
-//! Text, one token a byte.
+//! Text: one token a byte, or the tokens of a `tokenizer.json`.
 //!
 //! A source is a UTF-8 file, or a folder whose files (not those of its subfolders, and none whose name starts with a
-//! dot) are joined in the order of their names. It is held in memory and cut into windows of T + 1 bytes, each of
-//! which starts where the one before has its last: every byte is predicted once an epoch. The last tenth of the
+//! dot) are joined in the order of their names. It is held in memory and cut into windows of T + 1 tokens, each of
+//! which starts where the one before has its last: every token is predicted once an epoch. The last tenth of the
 //! windows is held out.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use super::files::{append, files};
+use super::tokenized::Cutter;
 use super::{DataError, Dataset, HostValues, InputSpec, Sample};
-use crate::units::{Bytes, GIB};
+use crate::units::{GIB, MIB};
 
 /// The longest text: larger ones belong into a token file, which is mapped and not read.
 const MAX_BYTES: u64 = GIB;
-/// The most files of a folder.
-const MAX_FILES: usize = 100_000;
+/// The longest text that a tokenizer is given: it cuts a few megabytes a second, and every worker cuts it anew.
+const MAX_TOKENIZED_BYTES: u64 = 64 * MIB;
 /// One window in so many is held out.
-const HELD_OUT_DIVISOR: usize = 10;
+pub(super) const HELD_OUT_DIVISOR: usize = 10;
 /// Tokens there are when each is a byte.
 const BYTE_VALUES: usize = 256;
 
 /// A text in memory.
 #[derive(Debug)]
 pub struct Text {
-    bytes: Vec<u8>,
+    tokens: Tokens,
     /// T.
     length: usize,
     windows: usize,
     held_out: usize,
 }
 
+/// A byte takes a byte, and another token four.
+#[derive(Debug)]
+enum Tokens {
+    Bytes(Vec<u8>),
+    Ids(Vec<u32>),
+}
+
 impl Text {
-    /// Reads a file or a folder for a model that takes `input`.
-    pub fn open(path: Option<&Path>, input: &InputSpec) -> Result<Self, DataError> {
-        let path = path.ok_or(DataError::PathMissing)?;
+    /// Reads a file or a folder for a model that takes `input`, and cuts it with a tokenizer where there is one.
+    pub fn open(path: Option<&Path>, tokenizer: Option<&Path>, input: &InputSpec) -> Result<Self, DataError> {
         let InputSpec::Tokens { vocabulary_size, sequence_length: length } = *input else {
             return Err(DataError::Mismatch { source_kind: "text", gives: "tokens", takes: "features" });
         };
+        let path = path.ok_or(DataError::PathMissing)?;
         if length == 0 {
             return Err(DataError::InvalidInput { reason: "a sample has at least one token" });
         }
-        let mut bytes = Vec::new();
-        for file in files(path)? {
-            let start = bytes.len();
-            append(&file, path, &mut bytes)?;
-            check(&file, bytes.get(start..).unwrap_or_default(), vocabulary_size)?;
-        }
-        let windows = bytes.len().saturating_sub(1) / length;
+        let tokens = match tokenizer {
+            None => Tokens::Bytes(read(path, vocabulary_size)?),
+            Some(tokenizer) => Tokens::Ids(tokenize(path, &mut Cutter::open(tokenizer, vocabulary_size)?)?),
+        };
+        let found = match &tokens {
+            Tokens::Bytes(bytes) => bytes.len(),
+            Tokens::Ids(ids) => ids.len(),
+        };
+        let windows = found.saturating_sub(1) / length;
         if windows == 0 {
-            let needed = length.saturating_add(1);
-            return Err(DataError::TooSmall { path: path.to_owned(), found: bytes.len(), needed });
+            return Err(DataError::TooSmall { path: path.to_owned(), found, needed: length.saturating_add(1) });
         }
         let held_out = if windows == 1 { 0 } else { windows.div_ceil(HELD_OUT_DIVISOR) };
-        Ok(Self { bytes, length, windows, held_out })
+        Ok(Self { tokens, length, windows, held_out })
     }
 }
 
@@ -69,8 +77,11 @@ impl Dataset for Text {
     fn sample(&self, index: usize) -> Result<Sample, DataError> {
         let tokens = |shift: usize| {
             let start = index.checked_mul(self.length)?.checked_add(shift)?;
-            let window = self.bytes.get(start..start.checked_add(self.length)?)?;
-            Some(HostValues::U32(window.iter().copied().map(u32::from).collect()))
+            let window = start..start.checked_add(self.length)?;
+            Some(HostValues::U32(match &self.tokens {
+                Tokens::Bytes(bytes) => bytes.get(window)?.iter().copied().map(u32::from).collect(),
+                Tokens::Ids(ids) => ids.get(window)?.to_vec(),
+            }))
         };
         match (tokens(0), tokens(1)) {
             (Some(input), Some(target)) => Ok(Sample { input, target }),
@@ -87,59 +98,41 @@ impl Dataset for Text {
     }
 }
 
-/// The files of a source, in order.
-fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let failed = |source| DataError::Read { path: path.to_owned(), source };
-    let kind = fs::metadata(path).map_err(failed)?;
-    if kind.is_file() {
-        return Ok(vec![path.to_owned()]);
+/// The bytes of a source, checked.
+fn read(path: &Path, vocabulary_size: usize) -> Result<Vec<u8>, DataError> {
+    let mut bytes = Vec::new();
+    for file in files(path, &|_| true)? {
+        let start = bytes.len();
+        append(&file, path, MAX_BYTES, &mut bytes)?;
+        let added = bytes.get(start..).unwrap_or_default();
+        check_vocabulary(&file, utf8(&file, added)?.as_bytes(), vocabulary_size)?;
     }
-    if !kind.is_dir() {
-        return Err(DataError::NotAFile { path: path.to_owned() });
-    }
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let file = entry.path();
-        let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        if hidden || !fs::metadata(&file).is_ok_and(|kind| kind.is_file()) {
-            continue;
-        }
-        if files.len() == MAX_FILES {
-            return Err(DataError::TooManyFiles { path: path.to_owned(), limit: MAX_FILES });
-        }
-        files.push(file);
-    }
-    if files.is_empty() {
-        return Err(DataError::NoFiles { path: path.to_owned() });
-    }
-    files.sort_unstable();
-    Ok(files)
+    Ok(bytes)
 }
 
-/// Appends a file, as long as the whole source stays under the limit.
-fn append(file: &Path, source_path: &Path, bytes: &mut Vec<u8>) -> Result<(), DataError> {
-    let failed = |source| DataError::Read { path: file.to_owned(), source };
-    let left = MAX_BYTES.saturating_sub(bytes.len() as u64);
-    let opened = File::open(file).map_err(failed)?;
-    let size = opened.metadata().map_err(failed)?.len();
-    let too_large = || DataError::TooLarge { path: source_path.to_owned(), limit: Bytes(MAX_BYTES) };
-    if size > left {
-        return Err(too_large());
+/// The tokens of a source. Each file is cut by itself: no token reaches over the end of one.
+fn tokenize(path: &Path, cutter: &mut Cutter) -> Result<Vec<u32>, DataError> {
+    let (mut ids, mut left) = (Vec::new(), MAX_TOKENIZED_BYTES);
+    for file in files(path, &|_| true)? {
+        let mut bytes = Vec::new();
+        append(&file, path, left, &mut bytes)?;
+        left -= bytes.len() as u64;
+        cutter.cut(&file, utf8(&file, &bytes)?, &mut ids)?;
     }
-    bytes.try_reserve_exact(size as usize).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
-    // The size is only a promise: a file may grow while it is read.
-    let read = opened.take(left + 1).read_to_end(bytes).map_err(failed)?;
-    if read as u64 > left { Err(too_large()) } else { Ok(()) }
+    Ok(ids)
 }
 
-/// Refuses bytes that are not text, or that the model has no token for.
-fn check(file: &Path, bytes: &[u8], vocabulary_size: usize) -> Result<(), DataError> {
-    if let Err(error) = std::str::from_utf8(bytes) {
+/// Bytes as the text that they have to be.
+fn utf8<'a>(file: &Path, bytes: &'a [u8]) -> Result<&'a str, DataError> {
+    std::str::from_utf8(bytes).map_err(|error| {
         let offset = error.valid_up_to();
         let byte = bytes.get(offset).copied().unwrap_or_default();
-        return Err(DataError::NotUtf8 { path: file.to_owned(), byte, offset: offset as u64 });
-    }
+        DataError::NotUtf8 { path: file.to_owned(), byte, offset: offset as u64 }
+    })
+}
+
+/// Refuses bytes that the model has no token for.
+fn check_vocabulary(file: &Path, bytes: &[u8], vocabulary_size: usize) -> Result<(), DataError> {
     if vocabulary_size >= BYTE_VALUES {
         return Ok(());
     }
@@ -157,6 +150,7 @@ fn check(file: &Path, bytes: &[u8], vocabulary_size: usize) -> Result<(), DataEr
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::fs::{self, File};
 
     use super::*;
 
@@ -174,7 +168,7 @@ mod tests {
     }
 
     fn open(folder: &tempfile::TempDir, name: &str, length: usize) -> Result<Text, DataError> {
-        Text::open(Some(&folder.path().join(name)), &input(256, length))
+        Text::open(Some(&folder.path().join(name)), None, &input(256, length))
     }
 
     fn u32s(values: &HostValues) -> Vec<u32> {
@@ -226,7 +220,7 @@ mod tests {
     #[test]
     fn what_is_missing_empty_or_short_names_the_path() {
         let folder = folder(&[("empty", b""), ("short", b"abc")]);
-        assert!(matches!(Text::open(None, &input(256, 4)), Err(DataError::PathMissing)));
+        assert!(matches!(Text::open(None, None, &input(256, 4)), Err(DataError::PathMissing)));
         assert!(matches!(open(&folder, "missing", 4), Err(DataError::Read { .. })));
         assert!(matches!(open(&folder, "empty", 4), Err(DataError::TooSmall { found: 0, needed: 5, .. })));
         let error = open(&folder, "short", 4).unwrap_err();
@@ -257,14 +251,14 @@ mod tests {
     fn a_byte_beyond_the_vocabulary_is_named_with_its_offset() {
         let folder = folder(&[("text", "plain, then é".as_bytes())]);
         let path = folder.path().join("text");
-        assert!(Text::open(Some(&path), &input(256, 2)).is_ok());
-        let error = Text::open(Some(&path), &input(128, 2)).unwrap_err();
+        assert!(Text::open(Some(&path), None, &input(256, 2)).is_ok());
+        let error = Text::open(Some(&path), None, &input(128, 2)).unwrap_err();
         assert!(matches!(error, DataError::TokenOutOfVocabulary { offset: 12, token: 0xc3, .. }), "{error}");
     }
 
     #[test]
     fn a_device_is_not_a_text() {
-        let error = Text::open(Some(Path::new("/dev/zero")), &input(256, 2));
+        let error = Text::open(Some(Path::new("/dev/zero")), None, &input(256, 2));
         assert!(matches!(error, Err(DataError::NotAFile { .. })));
     }
 
@@ -282,7 +276,7 @@ mod tests {
     fn a_model_of_features_takes_no_text() {
         let folder = folder(&[("text", b"abc")]);
         let features = InputSpec::Features { shape: vec![2], classes: 2 };
-        let error = Text::open(Some(&folder.path().join("text")), &features);
+        let error = Text::open(Some(&folder.path().join("text")), None, &features);
         assert!(matches!(error, Err(DataError::Mismatch { .. })));
     }
 

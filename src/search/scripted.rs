@@ -8,7 +8,7 @@ use crate::config::Plan;
 use crate::config::plan::{
     BatchSizePlan, BudgetPlan, MemoryPlan, PinMemory, SearchPlan, Subject, TargetPlan, TrialPlan,
 };
-use crate::data::{DataSpec, SourceKind};
+use crate::data::DataSpec;
 use crate::device::{DeviceChoice, DeviceFacts};
 use crate::memory::{AllocatorKind, LimitSpec, MemorySample, Rates, Trim};
 use crate::model::ModelSpec;
@@ -26,7 +26,7 @@ pub(crate) fn plan(target: usize) -> Plan {
         device: DeviceChoice::Cpu,
         subject: Subject::Model(ModelSpec { family: "gpt".to_owned(), ..ModelSpec::default() }),
         train: TrainSpec::default(),
-        data: DataSpec { source: SourceKind::Synthetic, path: None, sequence_length: None },
+        data: DataSpec::default(),
         pin_memory: PinMemory::Never,
         target: TargetPlan { batch_size: target, replicas: 1, tolerance: Fraction(0.0) },
         search: SearchPlan {

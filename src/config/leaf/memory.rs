@@ -1,4 +1,4 @@
-//! The memory limit: `85%`, `40GiB` or `auto`.
+//! Memory: the limit (`85%`, `40GiB` or `auto`), and plain sizes (`600KiB`).
 
 use std::fmt;
 
@@ -40,17 +40,63 @@ impl fmt::Display for Limit {
         match self.0 {
             LimitSpec::Auto => f.write_str("auto"),
             LimitSpec::Fraction(fraction) => f.write_str(&exact_percentage(fraction)),
-            LimitSpec::Bytes(Bytes(bytes)) if bytes % GIB == 0 => write!(f, "{}GiB", bytes / GIB),
-            LimitSpec::Bytes(Bytes(bytes)) if bytes % MIB == 0 => write!(f, "{}MiB", bytes / MIB),
-            LimitSpec::Bytes(Bytes(bytes)) => write!(f, "{bytes}B"),
+            LimitSpec::Bytes(bytes) => write_exactly(f, bytes),
         }
     }
 }
 
-serialize_as_text!(Limit);
-deserialize_leaf! { [] Limit; }
+/// A size in the largest unit that it is a multiple of.
+fn write_exactly(f: &mut fmt::Formatter<'_>, Bytes(bytes): Bytes) -> fmt::Result {
+    match bytes {
+        bytes if bytes.is_multiple_of(GIB) => write!(f, "{}GiB", bytes / GIB),
+        bytes if bytes.is_multiple_of(MIB) => write!(f, "{}MiB", bytes / MIB),
+        bytes => write!(f, "{bytes}B"),
+    }
+}
+
+/// A size in memory, from a byte to a gibibyte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(Bytes);
+
+impl Size {
+    /// The size, moved into the bounds.
+    pub fn clamped(bytes: u64) -> Self {
+        Self(Bytes(bytes.clamp(1, GIB)))
+    }
+
+    /// The size.
+    pub fn bytes(self) -> u64 {
+        self.0.0
+    }
+}
+
+impl Leaf for Size {
+    fn expecting(f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a size from 1B to 1GiB, such as `600KiB`")
+    }
+
+    fn from_text(text: &str) -> Option<Self> {
+        text.parse::<Bytes>().ok().and_then(|bytes| Self::from_whole(bytes.0))
+    }
+
+    fn from_whole(number: u64) -> Option<Self> {
+        (1..=GIB).contains(&number).then_some(Self(Bytes(number)))
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_exactly(f, self.0)
+    }
+}
+
+serialize_as_text!(Limit, Size);
+deserialize_leaf! { [] Limit; [] Size; }
 leaf_schema! {
     [] Limit => {
         "anyOf": [{ "type": "string", "examples": ["auto", "85%", "40GiB"] }, { "type": "integer", "minimum": 1 }]
+    };
+    [] Size => {
+        "anyOf": [{ "type": "string", "examples": ["600KiB", "1MiB"] }, { "type": "integer", "minimum": 1, "maximum": GIB }]
     };
 }

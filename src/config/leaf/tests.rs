@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::amount::{Amount, Rung, Share};
 use super::choice::{Choice, Pinning};
 use super::list::{Accumulation, Candidates, Devices};
-use super::memory::Limit;
+use super::memory::{Limit, Size};
 use super::number::{Factor, LearningRate, Whole};
 use super::text::{Argument, DeviceName, Text};
 use super::time::Time;
@@ -49,6 +49,10 @@ fn every_leaf_type_reads_back_what_it_prints_and_refuses_with_an_example() {
     check::<Time>(
         &[json!("120s"), json!("1h 30m"), json!("1.5s"), json!("500ms")],
         &[json!("0s"), json!("-5s"), json!(120), json!("10 years"), json!("soon")],
+    );
+    check::<Size>(
+        &[json!("600KiB"), json!("1 MiB"), json!("1GiB"), json!(1001)],
+        &[json!("0B"), json!(0), json!("2GiB"), json!("-1B"), json!("50%"), json!("auto"), json!(1.5)],
     );
     check::<Limit>(
         &[

@@ -8,11 +8,13 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::leaf::choice::{Choice, Pinning};
+use crate::config::leaf::memory::Size;
 use crate::config::leaf::number::Whole;
 use crate::config::leaf::text::Text;
+use crate::config::leaf::time::Time;
 use crate::config::leaf::{Leaf, LeafVisitor};
 use crate::config::plan::PinMemory;
-use crate::data::{LengthDistribution, SourceKind};
+use crate::data::{LastBatch, LengthDistribution, OnBadSample, Padding, SourceKind};
 
 /// What to train on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -26,13 +28,39 @@ pub struct DataFile {
     /// Tokens per sample; the model's by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence_length: Option<Length>,
+    /// How far samples of varying length are padded. Trials run the longest batch there can be in any case.
+    pub padding: Choice<Padding>,
+    /// For text: the tokenizer.json that cuts it, relative to the configuration file; by default each byte is a token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<Text>,
+    /// Whether the samples at an epoch's end that do not fill a batch make a smaller one.
+    pub last_batch: Choice<LastBatch>,
+    /// What becomes of a sample that cannot be read: it ends the trial, or the next one takes its place.
+    pub on_bad_sample: Choice<OnBadSample>,
+    /// For synthetic samples: processor time that each one takes, to imitate a heavier pipeline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Time>,
+    /// For synthetic samples: host memory that each one holds beside its values, to imitate a heavier pipeline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample_bytes: Option<Size>,
     /// Whether host batches are page-locked; auto makes it part of the search. Means nothing on the CPU.
     pub pin_memory: Pinning,
 }
 
 impl Default for DataFile {
     fn default() -> Self {
-        Self { source: Choice::default(), path: None, sequence_length: None, pin_memory: Pinning(PinMemory::Always) }
+        Self {
+            source: Choice::default(),
+            path: None,
+            sequence_length: None,
+            padding: Choice::default(),
+            tokenizer: None,
+            last_batch: Choice::default(),
+            on_bad_sample: Choice::default(),
+            cost: None,
+            sample_bytes: None,
+            pin_memory: Pinning(PinMemory::Always),
+        }
     }
 }
 

@@ -31,6 +31,7 @@ mod open;
 mod part;
 mod phases;
 mod probe;
+mod skipped;
 mod soak;
 #[cfg(test)]
 mod tests;
@@ -121,7 +122,7 @@ pub fn serve(registry: &Registry, inbox: &Inbox, output: impl Write) -> Result<(
     loop {
         match inbox.next() {
             Some(Request::Run(spec)) => {
-                let (session, supplies) = opened.parts();
+                let (session, supplies) = opened.parts(&spec);
                 let supplies = Weighed::new(&supplies);
                 let ended = if spec.is_throughput() {
                     throughput::run(&spec, &supplies, inbox)?

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::Refused;
 use super::part::Part;
+use crate::data::lengths::Longest;
 use crate::data::loader::{Loader, LoaderConfig};
+use crate::data::rules::{BatchRules, Skipped};
 use crate::data::{self, Batch, DataError, Dataset, HostBatch};
 use crate::device::{self, DeviceSession, StepError};
 use crate::model::{BuildContext, Family, ModelError, Registry};
@@ -14,7 +16,7 @@ use crate::text::with_causes;
 use crate::train::TrainSpec;
 use crate::train::trainer::{MicroBatch, Trainer};
 use crate::trial::protocol::Refusal;
-use crate::trial::spec::{Point, WorkloadSpec};
+use crate::trial::spec::{Point, TrialSpec, WorkloadSpec};
 
 /// What a trial needs made: a trainer and batches. The trial's own loop knows neither models nor datasets, and its
 /// tests run it on stand-ins.
@@ -51,6 +53,11 @@ pub(super) trait Training {
 pub(super) trait Batches {
     /// The next batch; blocks until it is ready.
     fn next_batch(&mut self) -> Result<HostBatch, DataError>;
+
+    /// What was skipped for the batches so far.
+    fn skipped(&self) -> Skipped {
+        Skipped::default()
+    }
 }
 
 impl Training for Trainer {
@@ -79,6 +86,10 @@ impl Batches for Loader {
     fn next_batch(&mut self) -> Result<HostBatch, DataError> {
         Loader::next_batch(self)
     }
+
+    fn skipped(&self) -> Skipped {
+        Loader::skipped(self).clone()
+    }
 }
 
 /// An open device with a workload for it.
@@ -103,9 +114,10 @@ impl<'a> Opened<'a> {
         Ok(Self { session, family, workload, training, evaluation })
     }
 
-    /// The session, and what is made for each trial.
-    pub(super) fn parts(&mut self) -> (&mut dyn DeviceSession, impl Supplies) {
+    /// The session, and what is made for a trial.
+    pub(super) fn parts(&mut self, trial: &TrialSpec) -> (&mut dyn DeviceSession, impl Supplies) {
         let supplies = Stock {
+            longest: longest(trial),
             family: self.family,
             workload: &self.workload,
             training: &self.training,
@@ -115,7 +127,24 @@ impl<'a> Opened<'a> {
     }
 }
 
+/// Which batches of a trial are as long as any can be, where lengths vary (see [`lengths`](crate::data::lengths)).
+///
+/// A forecast needs traces that are alike, so those of a probe all are. Every other trial measures batches as they come;
+/// the first long one is put in once there is optimizer state, so that even a short trial has it.
+fn longest(trial: &TrialSpec) -> Longest {
+    if trial.is_probe() {
+        return Longest::Always;
+    }
+    let last = u64::from(trial.total_steps()).saturating_sub(1);
+    Longest::Every { first: (trial.accumulation() as u64).min(last), period: LONGEST_EVERY }
+}
+
+/// Steps from one longest batch to the next: three of a default soak, one of them after its evaluation pass, and one of
+/// a default trial's measured steps, where the median passes over it.
+const LONGEST_EVERY: u64 = 16;
+
 struct Stock<'a> {
+    longest: Longest,
     family: &'a dyn Family,
     workload: &'a WorkloadSpec,
     training: &'a Arc<dyn Dataset>,
@@ -145,12 +174,15 @@ impl Supplies for Stock<'_> {
             prefetch_depth: point.prefetch_depth,
             seed: self.workload.seed,
         };
-        Box::new(Loader::start(Arc::clone(self.training), config))
+        let rules = BatchRules { longest: self.longest, ..BatchRules::of(&self.workload.data, self.workload.seed) };
+        Box::new(Loader::with_rules(Arc::clone(self.training), config, rules))
     }
 
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
         let config =
             LoaderConfig { batch_size: point.batch_size, workers: 0, prefetch_depth: 0, seed: self.workload.seed };
-        Box::new(Loader::start(Arc::clone(self.evaluation), config))
+        // A pass is a few batches, so each of them is the worst.
+        let rules = BatchRules { longest: Longest::Always, ..BatchRules::of(&self.workload.data, self.workload.seed) };
+        Box::new(Loader::with_rules(Arc::clone(self.evaluation), config, rules))
     }
 }

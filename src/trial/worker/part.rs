@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::data::{DataError, Dataset, Sample};
+use crate::data::{DataError, Dataset, Place, Sample};
 
 /// One sample in so many is held out for evaluation, as in nanoGPT.
 const HELD_OUT: usize = 10;
@@ -35,12 +35,20 @@ impl Dataset for Part {
         self.whole.sample(self.samples.start + index)
     }
 
+    fn sample_at(&self, place: Place) -> Result<Sample, DataError> {
+        self.whole.sample_at(Place { index: self.samples.start + place.index, ..place })
+    }
+
     fn input_shape(&self) -> Vec<usize> {
         self.whole.input_shape()
     }
 
     fn target_shape(&self) -> Vec<usize> {
         self.whole.target_shape()
+    }
+
+    fn ballast_bytes(&self) -> u64 {
+        self.whole.ballast_bytes()
     }
 }
 

@@ -10,7 +10,7 @@ use candle_core::Device;
 
 use super::open::{Batches, Supplies, Training};
 use super::*;
-use crate::data::{Batch, DataError, DataSpec, HostBatch, HostValues, SourceKind};
+use crate::data::{Batch, DataError, DataSpec, HostBatch, HostValues};
 use crate::device::{DeviceChoice, DeviceFacts, DeviceSession, LargestRequest, StepError};
 use crate::memory::{AllocatorKind, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState, Trim};
 use crate::model::ModelSpec;
@@ -199,6 +199,7 @@ impl Batches for FakeBatches {
             target: HostValues::U32(vec![2; self.0]),
             target_shape: vec![self.0, 1],
             samples: self.0,
+            ballast: Vec::new(),
         })
     }
 }
@@ -681,7 +682,7 @@ fn a_worker_says_hello_and_refuses_what_it_cannot_set_up() {
     let workload = WorkloadSpec {
         model: ModelSpec { family: "poem".to_owned(), ..ModelSpec::default() },
         train: TrainSpec::default(),
-        data: DataSpec { source: SourceKind::Synthetic, path: None, sequence_length: None },
+        data: DataSpec::default(),
         device: DeviceChoice::Cpu,
         limit: LimitSpec::Auto,
         allocator: AllocatorKind::Auto,

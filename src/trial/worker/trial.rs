@@ -133,6 +133,7 @@ impl Trial<'_> {
                 self.check_evaluation_and_checkpoint(training.as_ref())?;
             }
         }
+        self.warn_of_skipped(feed.batches.as_ref())?;
         Ok(self.series.measure(self.spec))
     }
 

@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::open::{Batches, Supplies, Training};
+use crate::data::rules::Skipped;
 use crate::data::{DataError, HostBatch};
 use crate::device::{DeviceSession, StepError};
 use crate::trial::protocol::FromWorker;
@@ -57,5 +58,9 @@ impl Batches for WeighedBatches {
         let batch = self.batches.next_batch()?;
         self.largest_bytes.set(self.largest_bytes.get().max(Some(batch.bytes())));
         Ok(batch)
+    }
+
+    fn skipped(&self) -> Skipped {
+        self.batches.skipped()
     }
 }

@@ -1,0 +1,5 @@
+//! Datasets of every kind, by themselves and through the loader.
+
+mod contract;
+mod fixtures;
+mod sources;
