@@ -4,11 +4,13 @@ use std::path::Path;
 
 use super::{ExportArgs, input, print_result};
 use crate::config;
+use crate::device::facts;
 use crate::error::Error;
 use crate::exit_code;
 use crate::progress::say;
 use crate::report::export::{self, ExportError, Request};
 use crate::report::{Recommendation, recommendation};
+use crate::trial::disk;
 
 pub(super) fn run(args: &ExportArgs) -> Result<u8, Error> {
     let recommendation = Recommendation::read(&args.recommendation)?;
@@ -22,6 +24,7 @@ pub(super) fn run(args: &ExportArgs) -> Result<u8, Error> {
         format: args.format,
         expected_sha256: expected.as_deref(),
         base: base.as_ref(),
+        shared_memory_bytes: shared_memory(&recommendation),
     })?;
     match &args.output {
         Some(path) => {
@@ -34,6 +37,12 @@ pub(super) fn run(args: &ExportArgs) -> Result<u8, Error> {
         say(&format!("note: {note}"));
     }
     Ok(exit_code::SAFE)
+}
+
+/// What is free of shared memory, where this is the host that the recommendation was made on. Another host's is not known.
+fn shared_memory(recommendation: &Recommendation) -> Option<u64> {
+    let is_here = facts::hostname(Path::new("/")) == recommendation.environment.hostname;
+    is_here.then(|| disk::free_bytes(Path::new("/dev/shm"))).flatten()
 }
 
 /// A file of the format, to merge the recommendation into.

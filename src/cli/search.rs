@@ -239,7 +239,7 @@ fn dry_run(plan: &Plan) -> String {
     let space = crate::search::Space::new(plan);
     let pairs = space.pairs().iter().map(|pair| format!("{} × {}", pair.batch_size, pair.accumulation_steps));
     let rungs = space.rungs();
-    let first = match strategy(plan).ask(&History::default(), &Nothing) {
+    let first = match strategy(plan, crate::device::facts::cpus(Path::new("/"))).ask(&History::default(), &Nothing) {
         Ask::Run { point, purpose } => format!("{purpose}: {point}"),
         Ask::Finished(_) => "none: no size meets the target".to_owned(),
     };

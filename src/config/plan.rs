@@ -152,7 +152,7 @@ pub struct SearchPlan {
     pub accumulation_steps: Option<Vec<usize>>,
     /// Loader threads to try, ascending.
     pub loader_workers: Vec<usize>,
-    /// Batches a worker keeps ready, in the order in which they are preferred.
+    /// Batches a worker keeps ready, to try.
     pub prefetch_depth: Vec<usize>,
     /// Batches staged on the device, in the order in which they are preferred.
     pub device_prefetch: Vec<usize>,

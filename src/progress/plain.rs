@@ -65,13 +65,22 @@ pub(super) fn line(event: &Event) -> Option<String> {
 }
 
 fn started(spec: &TrialSpec) -> String {
-    format!("trial {} ({}): {}, {}", spec.id, spec.purpose, spec.point, plural(spec.total_steps() as usize, "step"))
+    let length = match (spec.is_throughput(), spec.total_steps()) {
+        // The loader alone makes no steps.
+        (true, 1) => "1 batch".to_owned(),
+        (true, count) => format!("{count} batches"),
+        (false, count) => plural(count as usize, "step"),
+    };
+    format!("trial {} ({}): {}, {length}", spec.id, spec.purpose, spec.point)
 }
 
 fn ended(record: &TrialRecord, verdict: &Verdict) -> String {
     let trial = JudgedTrial { record: record.clone(), verdict: verdict.clone() };
     let result = if trial.is_safe() { "ok".to_owned() } else { harmless(&breach_reason(&trial)) };
     let figures = record.measurement.as_ref().map_or_else(String::new, |measurement| {
+        if let Some(rate) = measurement.batches_per_second {
+            return format!("{rate:.1} batches/s of the loader alone, ");
+        }
         // What a program does not tell is not known, and not zero.
         let speed = match (measurement.samples_per_second > 0.0, measurement.step_ms.p50 > 0.0) {
             (true, true) => {

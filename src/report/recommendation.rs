@@ -101,6 +101,9 @@ pub struct Measured {
     pub step_ms: StepQuantiles,
     /// Share of the time spent blocked on the loader.
     pub data_wait_fraction: f64,
+    /// Bytes of the largest batch in host memory; absent where a program of the user's own loads them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch_bytes: Option<u64>,
     /// Highest A.
     pub peak_allocated_bytes: u64,
     /// Highest V.

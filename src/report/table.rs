@@ -203,6 +203,7 @@ mod tests {
             samples_per_second: 10.0,
             step_ms: crate::trial::outcome::StepQuantiles { p50: 100.0, p95: 110.0 },
             data_wait_fraction: 0.0,
+            batch_bytes: None,
             peak_allocated_bytes: 1 << 20,
             peak_reserved_bytes: 2 << 20,
             limit_bytes: 4 << 20,

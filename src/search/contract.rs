@@ -38,7 +38,7 @@ proptest! {
     ) {
         let mut plan = plan(target);
         plan.search.strategy = KINDS[kind];
-        let played = play(&mut *strategy(&plan), &plan, machine(oom, fragments, crash));
+        let played = play(&mut *strategy(&plan, usize::MAX), &plan, machine(oom, fragments, crash));
         let safe_size = |size: usize| size <= oom && size <= fragments && size != crash;
         match &played.conclusion {
             Conclusion::Safe(point) => {
@@ -60,12 +60,14 @@ proptest! {
         let mut plan = plan(target);
         plan.search.strategy = KINDS[kind];
         plan.search.loader_workers = vec![0, 1, 2];
-        let played = play(&mut *strategy(&plan), &plan, machine(oom, 1000, 1000));
-        let mut seen: Vec<_> = played
-            .trials
-            .iter()
-            .map(|(purpose, point)| (*purpose == Purpose::Soak, *purpose == Purpose::Probe, point))
-            .collect();
+        let played = play(&mut *strategy(&plan, usize::MAX), &plan, machine(oom, 1000, 1000));
+        let kind = |purpose: Purpose| match purpose {
+            Purpose::Soak => 0,
+            Purpose::Probe => 1,
+            Purpose::Throughput => 2,
+            _ => 3,
+        };
+        let mut seen: Vec<_> = played.trials.iter().map(|(purpose, point)| (kind(*purpose), point)).collect();
         let all = seen.len();
         seen.sort();
         seen.dedup();
@@ -97,7 +99,7 @@ proptest! {
     ) {
         let mut plan = plan(target);
         plan.search.loader_workers = [vec![0], vec![0, 1], vec![0, 1, 2, 4]][workers].clone();
-        let (played, history) = machine.play(&mut *strategy(&plan), &plan);
+        let (played, history) = machine.play(&mut *strategy(&plan, usize::MAX), &plan);
         let trials = history.trials();
         let out_of_memory = |trial: &&JudgedTrial| matches!(trial.record.outcome, Outcome::OutOfMemory { .. });
         // The smallest is measured, not forecast.
@@ -105,7 +107,10 @@ proptest! {
         let breaches = trials.iter().skip(1).filter(|trial| !trial.is_safe()).count();
         if breaches == 0 {
             prop_assert!(before_soak(&played) <= staged::TRIALS_BEFORE_SOAK, "{:?}", played.sizes());
-            let full_size = |purpose: &Purpose| !matches!(purpose, Purpose::Smallest | Purpose::Probe | Purpose::Soak);
+            let is_other = |purpose: &Purpose| {
+                matches!(purpose, Purpose::Smallest | Purpose::Probe | Purpose::Throughput | Purpose::Soak)
+            };
+            let full_size = |purpose: &Purpose| !is_other(purpose);
             let full_size = played.trials.iter().filter(|(purpose, _)| full_size(purpose)).count();
             prop_assert!(full_size <= staged::FULL_SIZE_TRIALS, "{:?}", played.sizes());
         }
@@ -114,10 +119,10 @@ proptest! {
     #[test]
     fn the_staged_search_is_as_fast_as_the_grid(machine in simulated(), target in 4usize..65) {
         let plan = plan(target);
-        let (found, staged) = machine.play(&mut *strategy(&plan), &plan);
+        let (found, staged) = machine.play(&mut *strategy(&plan, usize::MAX), &plan);
         let mut thorough = plan.clone();
         thorough.search.strategy = StrategyKind::Grid;
-        let (best, grid) = machine.play(&mut *strategy(&thorough), &thorough);
+        let (best, grid) = machine.play(&mut *strategy(&thorough, usize::MAX), &thorough);
         let rate = |played: &Played, history: &History| match &played.conclusion {
             Conclusion::Safe(point) => history.soaked(point).and_then(JudgedTrial::samples_per_second),
             _ => None,
@@ -135,8 +140,8 @@ fn the_same_history_gets_the_same_answer_from_a_fresh_strategy() {
     for kind in KINDS {
         let mut plan = plan.clone();
         plan.search.strategy = kind;
-        let first = strategy(&plan).ask(&History::default(), &Nothing);
-        assert_eq!(first, strategy(&plan).ask(&History::default(), &Nothing));
+        let first = strategy(&plan, usize::MAX).ask(&History::default(), &Nothing);
+        assert_eq!(first, strategy(&plan, usize::MAX).ask(&History::default(), &Nothing));
         assert!(matches!(first, Ask::Run { purpose: Purpose::Smallest, .. }));
     }
 }

@@ -13,6 +13,7 @@ use super::knowledge::probed::Probed;
 use super::recommend::{Status, standing};
 use super::{Ask, Conclusion, History, JudgedTrial, Skip, Space, Strategy, Verdict, rules, strategy};
 use crate::config::Plan;
+use crate::config::plan::TrialPlan;
 use crate::device::DeviceFacts;
 use crate::progress::{Event, Reporter};
 use crate::report::Recommendation;
@@ -26,6 +27,9 @@ use crate::trial::{
 
 mod answer;
 mod probes;
+
+/// Rounds of the loader alone that are measured at least.
+const FEWEST_ROUNDS: u32 = 4;
 
 /// Why a study could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -135,7 +139,7 @@ impl<'a> Running<'a> {
         let finished = std::mem::take(&mut study.finished);
         let mut running = Self {
             space: Space::new(study.plan),
-            strategy: strategy(study.plan),
+            strategy: strategy(study.plan, facts.cpus),
             knowledge: probes::knowledge(study.plan, &facts),
             last_id: finished.iter().map(|record| record.spec.id.0).max().unwrap_or(0),
             facts,
@@ -158,9 +162,9 @@ impl<'a> Running<'a> {
         running
     }
 
-    /// What the safety rules say of a trial. They are about a point under C, which a probe is not.
+    /// What the safety rules say of a trial, where they say anything.
     fn judge(&self, record: &TrialRecord) -> Verdict {
-        if record.spec.is_probe() { Verdict::default() } else { rules::judge(record, &self.study.plan.safety) }
+        if record.spec.is_judged() { rules::judge(record, &self.study.plan.safety) } else { Verdict::default() }
     }
 
     fn run(mut self) -> Result<StudyResult, DriverError> {
@@ -239,6 +243,7 @@ impl<'a> Running<'a> {
         let (warmup_steps, steps) = match purpose {
             Purpose::Probe => (update, (PROBE_UPDATES - 1) * update),
             Purpose::Soak => (plan.trial.warmup_steps, plan.trial.soak_steps),
+            Purpose::Throughput => loader_batches(&point, plan.trial),
             _ => (plan.trial.warmup_steps, plan.trial.steps),
         };
         TrialSpec {
@@ -287,6 +292,14 @@ impl<'a> Running<'a> {
             }
         }
     }
+}
+
+/// Batches of the warm-up and measured ones of the loader alone: whole rounds of one batch of each worker, see
+/// [`loader_round`](TrialSpec::loader_round), as many as a trial has steps.
+fn loader_batches(point: &Point, trial: TrialPlan) -> (u32, u32) {
+    let round = u32::try_from(point.loader_workers).unwrap_or(u32::MAX).max(1);
+    let whole = |batches: u32| batches.max(1).checked_next_multiple_of(round).unwrap_or(u32::MAX);
+    (whole(trial.warmup_steps), whole(trial.steps.max(round.saturating_mul(FEWEST_ROUNDS))))
 }
 
 /// What an observation is to the user; `total` follows the length of the trial.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::knowledge::probed::{Probed, Terms};
 use super::rules::testing::{completed, sample};
-use super::scripted::{Played, facts};
+use super::scripted::{Played, facts, loaded};
 use super::{Ask, Conclusion, History, JudgedTrial, Skip, Strategy, Verdict, rules};
 use crate::config::Plan;
 use crate::device::DeviceFacts;
@@ -17,7 +17,7 @@ use crate::memory::trace::{TraceHeader, TraceWriter};
 use crate::memory::{AllocatorKind, Event, Mark, MemorySample, Ordinal, Phase, Player, Rates, Stream};
 use crate::trial::spec::{PROBE_EVALUATION_AFTER, PROBE_UPDATES, trace_path};
 use crate::trial::{
-    Executor, ExecutorError, Measurement, Observation, Outcome, Purpose, TrialId, TrialRecord, TrialSpec,
+    Executor, ExecutorError, Measurement, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
 };
 use crate::units::MIB;
 
@@ -34,7 +34,7 @@ pub(crate) struct Machine {
     pub(crate) fixed_seconds: f64,
     /// Seconds that a sample adds.
     pub(crate) sample_seconds: f64,
-    /// The share of the time that a step without a loader worker waits.
+    /// The share of the time that a step without a loader worker waits. Workers share what it takes to make a batch.
     pub(crate) data_wait: f64,
     /// Where probes leave their recordings.
     pub(crate) study: Option<PathBuf>,
@@ -112,6 +112,11 @@ impl Machine {
 
     /// Runs a trial.
     pub(crate) fn record(&self, spec: &TrialSpec) -> TrialRecord {
+        if spec.is_throughput() {
+            let (rate, wait) = (self.rate(&spec.point), self.data_wait.max(f64::EPSILON));
+            let made = spec.point.loader_workers.max(1) as f64 * (1.0 - wait) / wait;
+            return loaded(spec, made * rate / spec.point.batch_size as f64).canonical();
+        }
         let template = completed(spec.point.clone(), Vec::new());
         let updates = if spec.is_probe() { PROBE_UPDATES } else { 4 };
         let limit = if spec.is_probe() { u64::MAX } else { self.limit_bytes };
@@ -139,9 +144,8 @@ impl Machine {
             rates: Rates::of(&state),
             ..sample(spec.total_steps())
         };
-        let batch = spec.point.batch_size as f64;
-        let wait = if spec.point.loader_workers == 0 { self.data_wait } else { 0.0 };
-        let rate = batch / (self.fixed_seconds + self.sample_seconds * batch) * (1.0 - wait);
+        let wait = self.wait(&spec.point);
+        let rate = self.rate(&spec.point) * (1.0 - wait);
         let base = completed(spec.point.clone(), vec![found]);
         let measurement = base.measurement.map(|measurement| Measurement {
             samples_per_second: rate,
@@ -149,6 +153,21 @@ impl Machine {
             ..measurement
         });
         TrialRecord { spec: spec.clone(), measurement, ..base }.canonical()
+    }
+
+    /// Samples a second of steps that never wait.
+    fn rate(&self, point: &Point) -> f64 {
+        let batch = point.batch_size as f64;
+        batch / (self.fixed_seconds + self.sample_seconds * batch)
+    }
+
+    /// The share of the time that a step waits.
+    fn wait(&self, point: &Point) -> f64 {
+        let step_of_worker = self.data_wait / (1.0 - self.data_wait);
+        match point.loader_workers {
+            0 => self.data_wait,
+            workers => (1.0 - workers as f64 / step_of_worker.max(f64::EPSILON)).max(0.0),
+        }
     }
 
     /// What it will have been asked to know with.
@@ -178,7 +197,7 @@ impl Machine {
             };
             let spec = TrialSpec { id: TrialId(number), purpose, point, warmup_steps: 2, steps: 10, sample_every: 2 };
             let record = self.record(&spec);
-            let verdict = if spec.is_probe() { Verdict::default() } else { rules::judge(&record, &plan.safety) };
+            let verdict = if spec.is_judged() { rules::judge(&record, &plan.safety) } else { Verdict::default() };
             if spec.is_probe() && record.completed() {
                 let events = self.events(spec.point.batch_size, spec.point.trial_accumulation(), PROBE_UPDATES);
                 knowledge.add(&spec.point, events);
@@ -211,9 +230,9 @@ impl Executor for Machine {
     }
 }
 
-/// Sizes and purposes of trials, for comparison.
+/// Trials with a model before the soak.
 pub(crate) fn before_soak(played: &Played) -> usize {
-    played.trials.iter().filter(|(purpose, _)| *purpose != Purpose::Soak).count()
+    played.trials.iter().filter(|(purpose, _)| !matches!(purpose, Purpose::Soak | Purpose::Throughput)).count()
 }
 
 /// The recommended micro-batch; 0 without one.

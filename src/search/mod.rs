@@ -76,7 +76,7 @@ impl History {
         &self.trials
     }
 
-    /// The measuring trial of a point (not its soak, nor a probe), the last one if there were several.
+    /// The measuring trial of a point (not its soak, nor a probe, nor its loader alone), the last one if there were several.
     pub fn measured(&self, point: &Point) -> Option<&JudgedTrial> {
         self.trials.iter().rev().find(|trial| trial.record.spec.is_measuring() && trial.record.spec.point == *point)
     }
@@ -84,6 +84,11 @@ impl History {
     /// The probe at a point.
     pub fn probed(&self, point: &Point) -> Option<&JudgedTrial> {
         self.trials.iter().rev().find(|trial| trial.record.spec.is_probe() && trial.record.spec.point == *point)
+    }
+
+    /// The trial of a point's loader alone.
+    pub fn throughput(&self, point: &Point) -> Option<&JudgedTrial> {
+        self.trials.iter().rev().find(|trial| trial.record.spec.is_throughput() && trial.record.spec.point == *point)
     }
 
     /// The soak of a point.
@@ -140,9 +145,9 @@ pub trait Strategy {
     }
 }
 
-/// The registry: the strategy of a plan.
-pub fn strategy(plan: &crate::config::Plan) -> Box<dyn Strategy> {
-    let space = Space::new(plan);
+/// The registry: the strategy of a plan, for a process that may run on so many processors.
+pub fn strategy(plan: &crate::config::Plan, cpus: usize) -> Box<dyn Strategy> {
+    let space = Space::new(plan).on(cpus);
     match plan.search.strategy {
         StrategyKind::Staged => Box::new(staged::Staged::new(space)),
         StrategyKind::Grid => Box::new(grid::Grid::new(space)),

@@ -2,6 +2,7 @@
 
 use super::knowledge::Nothing;
 use super::rules::testing::{completed, sample};
+use super::staged::DATA_WAIT_ALLOWED;
 use super::{Ask, Conclusion, History, JudgedTrial, Knowledge, Skip, Strategy, Verdict, rules};
 use crate::config::Plan;
 use crate::config::plan::{
@@ -50,6 +51,8 @@ pub(crate) fn plan(target: usize) -> Plan {
 pub(crate) enum Script {
     /// It completes at this speed, with this highest fragmentation rate and this data wait.
     Completes { samples_per_second: f64, peak_rate: f64, data_wait: f64 },
+    /// The loader alone makes so many batches a second.
+    Loads { batches_per_second: f64 },
     /// It ends like this.
     Ends(Outcome),
 }
@@ -81,6 +84,12 @@ pub(crate) fn record(spec: &TrialSpec, script: &Script) -> TrialRecord {
         Script::Ends(outcome) => {
             TrialRecord { spec: spec.clone(), outcome: outcome.clone(), measurement: None, ..template }
         }
+        Script::Loads { batches_per_second } => loaded(spec, *batches_per_second),
+        // What a script says of steps tells what their loader makes: as much as it gave where they wait, else plenty.
+        Script::Completes { samples_per_second, data_wait, .. } if spec.is_throughput() => {
+            let plenty = if *data_wait > DATA_WAIT_ALLOWED { 1.0 } else { 2.0 };
+            loaded(spec, plenty * samples_per_second / spec.point.batch_size as f64)
+        }
         Script::Completes { samples_per_second, peak_rate, data_wait } => {
             let used = (100 + 4 * spec.point.batch_size as u64) * MIB;
             let at = |step| MemorySample {
@@ -99,6 +108,16 @@ pub(crate) fn record(spec: &TrialSpec, script: &Script) -> TrialRecord {
             TrialRecord { spec: spec.clone(), measurement, ..base }
         }
     }
+}
+
+/// A trial of the loader alone.
+pub(crate) fn loaded(spec: &TrialSpec, batches_per_second: f64) -> TrialRecord {
+    let measurement = Measurement {
+        samples_per_second: batches_per_second * spec.point.batch_size as f64,
+        batches_per_second: Some(batches_per_second),
+        ..Measurement::default()
+    };
+    TrialRecord { spec: spec.clone(), measurement: Some(measurement), ..completed(spec.point.clone(), Vec::new()) }
 }
 
 /// An executor that answers from a script.
@@ -187,8 +206,7 @@ pub(crate) fn play_knowing(
                 let spec =
                     TrialSpec { id: TrialId(number), purpose, point, warmup_steps: 2, steps: 10, sample_every: 2 };
                 let record = record(&spec, &script(&spec));
-                let verdict =
-                    if purpose == Purpose::Probe { Verdict::default() } else { rules::judge(&record, &plan.safety) };
+                let verdict = if spec.is_judged() { rules::judge(&record, &plan.safety) } else { Verdict::default() };
                 history.tell(JudgedTrial { record, verdict });
             }
         }

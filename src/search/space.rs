@@ -43,6 +43,8 @@ pub struct Space {
     modes: Vec<GradientCheckpointing>,
     trim: Trim,
     alloc_confs: Vec<String>,
+    cpus: Option<usize>,
+    has_loader: bool,
 }
 
 impl Space {
@@ -67,7 +69,15 @@ impl Space {
             },
             trim: plan.memory.trim,
             alloc_confs: search.alloc_conf.clone(),
+            cpus: None,
+            has_loader: plan.command().is_none(),
         }
+    }
+
+    /// The space on so many processors.
+    #[must_use]
+    pub fn on(self, cpus: usize) -> Self {
+        Self { cpus: Some(cpus), ..self }
     }
 
     /// Every pair that meets the target, the largest micro-batch first.
@@ -102,14 +112,15 @@ impl Space {
         point.batch_size.saturating_mul(point.accumulation_steps).saturating_mul(self.target.replicas)
     }
 
-    /// The data path that batch sizes are measured with: the fewest workers, everything else as preferred.
+    /// The data path that batch sizes are measured with: the fewest workers with the smallest prefetch, everything else
+    /// as preferred.
     pub fn first_loader(&self) -> LoaderSetting {
         let workers = self.workers.iter().copied().min().unwrap_or(0);
-        let first = |list: &[usize]| list.first().copied().unwrap_or(0);
+        let depths = self.prefetch_depths();
         LoaderSetting {
             workers,
-            prefetch_depth: if workers == 0 { 0 } else { first(&self.prefetch) },
-            device_prefetch: first(&self.device_prefetch),
+            prefetch_depth: if workers == 0 { 0 } else { depths.first().copied().unwrap_or(0) },
+            device_prefetch: self.device_prefetch.first().copied().unwrap_or(0),
             pin_memory: self.pins.first().copied().unwrap_or(false),
         }
     }
@@ -153,9 +164,23 @@ impl Space {
         workers
     }
 
-    /// Prefetch depths in the order in which they are preferred.
-    pub fn prefetch_depths(&self) -> &[usize] {
-        &self.prefetch
+    /// The processors that this process may run on, where they are known.
+    pub fn cpus(&self) -> Option<usize> {
+        self.cpus
+    }
+
+    /// Whether the loader is ours, so that it can be run alone. A program of the user's own has its own.
+    pub fn has_loader(&self) -> bool {
+        self.has_loader
+    }
+
+    /// Prefetch depths to try, ascending. Loading on demand leaves workers nothing to do between two steps, so 0 comes last,
+    /// and only where it is listed.
+    pub fn prefetch_depths(&self) -> Vec<usize> {
+        let mut depths = self.prefetch.clone();
+        depths.sort_unstable_by_key(|depth| (*depth == 0, *depth));
+        depths.dedup();
+        depths
     }
 
     /// Every setting of the data path. Without a worker there is nothing to prefetch, so depths do not multiply it.

@@ -82,6 +82,8 @@ impl Series {
             last_loss: self.mean_loss(LossWindow::Last),
             evaluation_loss: self.evaluation_loss.filter(|loss| loss.is_finite()).map(round_for_json),
             checkpoint_bytes: self.checkpoint_bytes,
+            batches_per_second: None,
+            batch_bytes: None,
         }
     }
 

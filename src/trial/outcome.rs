@@ -184,6 +184,12 @@ pub struct Measurement {
     pub evaluation_loss: Option<f64>,
     /// Bytes of the checkpoint, where the trial wrote one.
     pub checkpoint_bytes: Option<u64>,
+    /// Batches that the loader alone makes in a second, where the trial ran nothing else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batches_per_second: Option<f64>,
+    /// Bytes of the largest batch in host memory; `None` where a program of the user's own loads them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch_bytes: Option<u64>,
 }
 
 impl Measurement {
@@ -203,8 +209,9 @@ impl Measurement {
             &mut self.step_ms.p95,
             &mut self.data_wait_fraction,
         ];
-        let losses = [&mut self.first_loss, &mut self.last_loss, &mut self.evaluation_loss];
-        for figure in figures.into_iter().chain(losses.into_iter().flatten()) {
+        let optional =
+            [&mut self.first_loss, &mut self.last_loss, &mut self.evaluation_loss, &mut self.batches_per_second];
+        for figure in figures.into_iter().chain(optional.into_iter().flatten()) {
             *figure = round_for_json(*figure);
         }
     }
@@ -262,6 +269,13 @@ impl TrialRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_an_earlier_version_wrote_is_read_and_what_it_did_not_know_is_not_written() {
+        let value = serde_json::to_value(Measurement::default()).unwrap();
+        assert!(value.get("batches_per_second").is_none() && value.get("batch_bytes").is_none());
+        assert_eq!(serde_json::from_value::<Measurement>(value).unwrap(), Measurement::default());
+    }
 
     #[test]
     fn a_measurement_of_a_version_that_did_not_judge_its_times_is_read() {

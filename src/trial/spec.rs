@@ -91,6 +91,8 @@ pub enum Purpose {
     Accumulation,
     /// A point that fragmented, with less in flight or with its cache handed back.
     Remedy,
+    /// The loader alone: how many batches a second its workers make when no step waits for them.
+    Throughput,
     /// Loader workers, prefetch depth and device prefetch.
     Loader,
     /// Settings of the allocator that a replay prefers.
@@ -110,6 +112,7 @@ impl fmt::Display for Purpose {
             Self::Bisection => "bisection",
             Self::Accumulation => "accumulation",
             Self::Remedy => "remedy",
+            Self::Throughput => "throughput",
             Self::Loader => "loader",
             Self::Allocator => "allocator",
             Self::Grid => "grid",
@@ -129,7 +132,7 @@ pub struct TrialSpec {
     pub point: Point,
     /// Steps whose time is dropped.
     pub warmup_steps: u32,
-    /// Steps that are measured, after the warm-up.
+    /// Steps that are measured, after the warm-up. Of the loader alone these are batches, and so are those of the warm-up.
     pub steps: u32,
     /// A memory sample is taken every so many steps.
     pub sample_every: u32,
@@ -147,9 +150,25 @@ impl TrialSpec {
         self.purpose == Purpose::Probe
     }
 
-    /// Whether this trial measures its point under C: neither a probe nor the verifying run.
+    /// Whether this trial runs the loader alone. It has no model and no step, so it says nothing of memory or speed of its
+    /// point.
+    pub fn is_throughput(&self) -> bool {
+        self.purpose == Purpose::Throughput
+    }
+
+    /// Whether this trial measures its point under C: neither a probe, nor the loader alone, nor the verifying run.
     pub fn is_measuring(&self) -> bool {
-        !self.is_probe() && !self.is_soak()
+        self.is_judged() && !self.is_soak()
+    }
+
+    /// Whether the safety rules have something to say of it: they are about steps under C.
+    pub fn is_judged(&self) -> bool {
+        !self.is_probe() && !self.is_throughput()
+    }
+
+    /// Batches of which each loader thread makes one.
+    pub fn loader_round(&self) -> u32 {
+        u32::try_from(self.point.loader_workers).unwrap_or(u32::MAX).max(1)
     }
 
     /// Micro-batches per optimizer step as this trial runs them: the planned run's in a soak, at most two otherwise.

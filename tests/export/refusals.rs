@@ -118,3 +118,23 @@ fn an_answer_of_the_search_passes_the_validation() {
         assert!(output.status.success(), "{format}: {output:?}");
     }
 }
+
+#[test]
+fn batches_that_do_not_fit_into_shared_memory_are_told_of_on_the_host_that_they_were_measured_on() {
+    let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let notes = |format: &str, batch_bytes: Value, hostname: &str| {
+        let mut measured = with("/environment/hostname", hostname.into());
+        measured["measured"]["batch_bytes"] = batch_bytes;
+        let output = Bench::new(&measured).tune_export(&["--format", format]);
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let here = hostname.trim();
+    for format in ["torch", "hf", "lightning", "env"] {
+        let note = notes(format, (1_u64 << 50).into(), here);
+        assert!(note.contains("keep 6.0 PiB in /dev/shm (1.0 PiB a batch × 2 workers × 3)"), "{format}: {note}");
+        for (bytes, host) in [(1.into(), here), (Value::Null, here), ((1_u64 << 50).into(), "another")] {
+            assert!(!notes(format, bytes, host).contains("/dev/shm"), "{format}");
+        }
+    }
+}

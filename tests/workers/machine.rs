@@ -118,6 +118,7 @@ fn measured(spec: &TrialSpec) -> TrialRecord {
         peak_allocated_bytes: state.peak_allocated_bytes,
         peak_reserved_bytes: state.peak_reserved_bytes,
         largest_request_bytes: player.largest_request_bytes(),
+        batches_per_second: spec.is_throughput().then_some(spec.point.loader_workers as f64 * 100.0),
         ..Measurement::default()
     };
     let steps = (1..=spec.total_steps()).filter(|step| step.is_multiple_of(spec.sample_every));

@@ -21,7 +21,7 @@ pub struct SearchFile {
     pub accumulation_steps: Accumulation,
     /// Loader threads to try; 0 loads in the training thread.
     pub loader_workers: Candidates<0, 1024>,
-    /// Batches that a worker keeps ready, the preferred first; 0 loads on demand.
+    /// Batches that a worker keeps ready, to try; the fewest that do are taken. 0 loads on demand.
     pub prefetch_depth: Candidates<0, 1024>,
     /// Batches staged on the device ahead of the step, the preferred first.
     pub device_prefetch: Candidates<0, 64>,

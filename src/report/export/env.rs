@@ -9,7 +9,7 @@
 
 use std::fmt::Write;
 
-use super::{Answer, ExportError, Exporter, name_of, quote};
+use super::{Answer, ExportError, Exporter, name_of, pytorch, quote};
 
 /// The variable of PyTorch's allocator settings.
 pub(super) const ALLOC_CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
@@ -21,6 +21,10 @@ pub struct Env;
 impl Exporter for Env {
     fn export(&self, answer: &Answer<'_>) -> Result<String, ExportError> {
         assignments(answer)
+    }
+
+    fn notes(&self, answer: &Answer<'_>) -> Vec<String> {
+        pytorch::shared_memory_note(answer).into_iter().collect()
     }
 }
 

@@ -65,6 +65,8 @@ impl Exporter for Hf {
     }
 
     fn notes(&self, answer: &Answer<'_>) -> Vec<String> {
-        [pytorch::batch_norm_notes(answer), pytorch::left_out_notes(answer)].concat()
+        let mut notes = [pytorch::batch_norm_notes(answer), pytorch::left_out_notes(answer)].concat();
+        notes.extend(pytorch::shared_memory_note(answer));
+        notes
     }
 }

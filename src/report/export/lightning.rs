@@ -57,6 +57,7 @@ impl Exporter for Lightning {
         if answer.recommended.batch_norm != BatchNorm::Sync {
             notes.extend(pytorch::batch_norm_notes(answer));
         }
+        notes.extend(pytorch::shared_memory_note(answer));
         notes
     }
 }

@@ -34,6 +34,8 @@ pub struct Answer<'a> {
     pub recommended: &'a Recommended,
     /// A file of the format to merge it into.
     pub base: Option<&'a serde_json::Value>,
+    /// What is free of the launch's shared memory, where it is known.
+    pub shared_memory_bytes: Option<u64>,
 }
 
 impl Answer<'_> {
@@ -140,11 +142,13 @@ pub struct Request<'a> {
     pub expected_sha256: Option<&'a str>,
     /// A file of the format to merge it into.
     pub base: Option<&'a serde_json::Value>,
+    /// What is free of `/dev/shm` on the host that the recommendation was made on; `None` where this is another.
+    pub shared_memory_bytes: Option<u64>,
 }
 
 /// Exports a recommendation if it is safe to launch, and still the one for `expected_sha256` where that is given.
 pub fn export(request: &Request<'_>) -> Result<Exported, ExportError> {
-    let Request { recommendation, format, expected_sha256, base } = *request;
+    let Request { recommendation, format, expected_sha256, base, shared_memory_bytes } = *request;
     if base.is_some() && format != Format::Deepspeed {
         return Err(ExportError::NothingToMerge { format: format.name() });
     }
@@ -154,7 +158,7 @@ pub fn export(request: &Request<'_>) -> Result<Exported, ExportError> {
     }
     match (&recommendation.status, &recommendation.recommended) {
         (Status::Safe, Some(recommended)) => {
-            let answer = Answer { recommendation, recommended, base };
+            let answer = Answer { recommendation, recommended, base, shared_memory_bytes };
             let exporter = format.exporter();
             Ok(Exported { text: exporter.export(&answer)?, notes: exporter.notes(&answer) })
         }

@@ -9,7 +9,9 @@
 use super::env::ALLOC_CONF;
 use super::{Answer, ExportError, name_of, quote};
 use crate::memory::Trim;
+use crate::report::recommendation::Recommended;
 use crate::train::{BatchNorm, GradientCheckpointing};
+use crate::units::{Bytes, plural};
 
 /// Arguments of `torch.utils.data.DataLoader` but the batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,24 @@ impl LoaderArguments {
             pin_memory: recommended.pin_memory,
         })
     }
+}
+
+/// Room for the batches that workers keep ready: they hand them over in shared memory, of which a container has 64 MiB
+/// unless it is told otherwise, and die of a bus error where there is too little.
+pub(super) fn shared_memory_note(answer: &Answer<'_>) -> Option<String> {
+    let Recommended { loader_workers, prefetch_depth, .. } = answer.recommended;
+    let batch_bytes = answer.recommendation.measured.as_ref()?.batch_bytes?;
+    let batches = loader_workers.saturating_mul(*prefetch_depth) as u64;
+    let (needed_bytes, free_bytes) = (batch_bytes.saturating_mul(batches), answer.shared_memory_bytes?);
+    (needed_bytes > free_bytes).then(|| {
+        format!(
+            "PyTorch's workers keep {} in /dev/shm ({} a batch × {} × {prefetch_depth}), and {} are free (hint: a larger `--shm-size` for the container, or fewer workers)",
+            Bytes(needed_bytes),
+            Bytes(batch_bytes),
+            plural(*loader_workers, "worker"),
+            Bytes(free_bytes)
+        )
+    })
 }
 
 /// Refuses recomputation for a framework that leaves it to the model.

@@ -73,7 +73,9 @@ impl Exporter for Torch {
     }
 
     fn notes(&self, answer: &Answer<'_>) -> Vec<String> {
-        pytorch::batch_norm_notes(answer)
+        let mut notes = pytorch::batch_norm_notes(answer);
+        notes.extend(pytorch::shared_memory_note(answer));
+        notes
     }
 }
 

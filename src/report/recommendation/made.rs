@@ -103,6 +103,7 @@ fn measured(source: &Source<'_>, trial: &JudgedTrial) -> Option<Measured> {
         samples_per_second: measurement.samples_per_second,
         step_ms: measurement.step_ms,
         data_wait_fraction: measurement.data_wait_fraction,
+        batch_bytes: measurement.batch_bytes,
         peak_allocated_bytes: measurement.peak_allocated_bytes,
         peak_reserved_bytes: measurement.peak_reserved_bytes,
         limit_bytes,
@@ -159,9 +160,9 @@ fn rejected(source: &Source<'_>) -> Vec<Rejected> {
         outcome: outcome.to_owned(),
         reason,
     };
-    // A probe is no candidate, whatever became of it.
+    // A probe is no candidate, nor is a loader without a model, whatever became of it.
     let is_rejected = |trial: &&JudgedTrial| {
-        !trial.is_safe() && trial.record.outcome != Outcome::Cancelled && !trial.record.spec.is_probe()
+        !trial.is_safe() && trial.record.outcome != Outcome::Cancelled && trial.record.spec.is_judged()
     };
     let tried = source.history.trials().iter().filter(is_rejected);
     let tried = tried.map(|trial| {

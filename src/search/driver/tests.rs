@@ -87,6 +87,27 @@ fn a_resumed_study_runs_only_what_is_missing_and_ends_the_same() {
 }
 
 #[test]
+fn a_loader_alone_makes_whole_rounds_is_not_judged_and_is_no_candidate() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plan = plan(8);
+    plan.search.loader_workers = vec![0, 1, 2];
+    let mut executor = ScriptedExecutor::new(|spec| match (spec.purpose, spec.point.loader_workers) {
+        (Purpose::Throughput, _) => Script::Ends(Outcome::Failed { message: "no such file".to_owned() }),
+        (_, 0) => Script::Completes { samples_per_second: 100.0, peak_rate: 0.0, data_wait: 0.6 },
+        _ => Script::Completes { samples_per_second: 200.0, peak_rate: 0.0, data_wait: 0.0 },
+    });
+    let result = study_in(folder.path(), &plan, &mut executor, Vec::new()).unwrap();
+    let alone: Vec<_> = executor.ran.iter().filter(|spec| spec.is_throughput()).collect();
+    let sizes: Vec<_> = alone.iter().map(|spec| (spec.point.loader_workers, spec.warmup_steps, spec.steps)).collect();
+    assert_eq!(sizes, [(2, 2, 10)]);
+    assert_eq!(loader_batches(&Point { loader_workers: 16, ..alone[0].point.clone() }, plan.trial), (16, 64));
+    assert_eq!(loader_batches(&Point { loader_workers: 0, ..alone[0].point.clone() }, plan.trial), (2, 10));
+    assert!(result.history.trials().iter().any(|trial| trial.record.spec.is_throughput() && trial.verdict.passed()));
+    assert!(result.recommendation.rejected.is_empty(), "{:?}", result.recommendation.rejected);
+    assert_eq!(result.recommendation.recommended.map(|recommended| recommended.loader_workers), Some(2));
+}
+
+#[test]
 fn a_probe_whose_recording_is_lost_runs_again_on_resume() {
     let plan = plan(256);
     let folder = tempfile::tempdir().unwrap();

@@ -13,14 +13,21 @@
 //! group on the way to the root and the machine itself have left ([`crate::device::facts`]). What other processes hold
 //! is in neither, so the sum is what the worker could grow to before something is killed.
 //!
+//! Before more is kept ready than was when a point was measured, the same limit is held against what that would take
+//! ([`LoaderMemory`]), so that no trial is run to find out:
+//!
+//! ```text
+//! loader = batch bytes × (workers × prefetch depth + 1 + pinned)      pinned = device prefetch + 1, or 0 unpinned
+//! ```
+//!
 //! On the CPU tensors are host memory too. Between steps only those that stay are counted; the step's peak is bounded by
 //! the limit C, which is refused where the host could not carry it.
 
 use super::{Finding, Level, Rule};
 use crate::config::plan::SafetyPlan;
 use crate::memory::MemorySample;
-use crate::trial::TrialRecord;
-use crate::units::{Bytes, Fraction};
+use crate::trial::{Point, TrialRecord};
+use crate::units::{Bytes, Fraction, plural};
 
 /// The largest share of the memory that the worker can have.
 const ALLOWED_SHARE: f64 = 0.8;
@@ -74,11 +81,61 @@ impl Use {
     }
 }
 
+/// What the loader of a point takes of the host's memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoaderMemory {
+    batch_bytes: u64,
+    /// Batches that are ready or being made.
+    ready: [usize; 2],
+    /// Page-locked buffers: of the batches staged on the device, and of the one that is being copied.
+    pinned: usize,
+    available_bytes: u64,
+}
+
+impl LoaderMemory {
+    /// The loader of `point`, by what a trial of the same batch size saw: what a batch takes, and how much the host had
+    /// left. `None` where that trial did not see it.
+    pub fn of(point: &Point, seen: &TrialRecord) -> Option<Self> {
+        Some(Self {
+            batch_bytes: seen.measurement.as_ref()?.batch_bytes?,
+            ready: [point.loader_workers, point.prefetch_depth],
+            pinned: if point.pin_memory { point.device_prefetch.saturating_add(1) } else { 0 },
+            available_bytes: seen.samples.iter().filter_map(|sample| sample.host_available_bytes).min()?,
+        })
+    }
+
+    /// Bytes that the loader takes.
+    pub fn bytes(&self) -> u64 {
+        let [workers, depth] = self.ready;
+        let batches = workers.saturating_mul(depth).saturating_add(1).saturating_add(self.pinned);
+        self.batch_bytes.saturating_mul(batches as u64)
+    }
+
+    /// Why it is too much; `None` where it is not.
+    pub fn breach(&self) -> Option<String> {
+        let Self { batch_bytes, ready: [workers, depth], pinned, available_bytes } = *self;
+        let needed_bytes = self.bytes();
+        let ring = if pinned > 0 { format!(" + {pinned} pinned") } else { String::new() };
+        (needed_bytes as f64 > ALLOWED_SHARE * available_bytes as f64).then(|| {
+            format!(
+                "the loader would hold {}: {} a batch × ({} × {depth} + 1{ring}), over {} of the {} that the host has left \
+                 (hint: fewer `loader_workers`, or a lower `prefetch_depth`)",
+                Bytes(needed_bytes),
+                Bytes(batch_bytes),
+                plural(workers, "worker"),
+                Fraction(ALLOWED_SHARE),
+                Bytes(available_bytes),
+            )
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::{completed, point, safety, sample};
     use super::*;
-    use crate::units::GIB;
+    use crate::trial::Measurement;
+    use crate::units::{GIB, MIB};
 
     fn with_host(step: u32, held_bytes: u64, available_bytes: u64) -> MemorySample {
         MemorySample { host_bytes: Some(held_bytes), host_available_bytes: Some(available_bytes), ..sample(step) }
@@ -104,6 +161,43 @@ mod tests {
             "the worker held 9.0 GiB of host memory at step 1 with 1.0 GiB left, 90% of what it can have; 80% are allowed \
              (hint: fewer `loader_workers`, or a lower `prefetch_depth`)"
         );
+    }
+
+    /// A trial with batches of 100 MiB that left this much, at its tightest.
+    fn seen(available_bytes: u64) -> TrialRecord {
+        let record = completed(point(8), vec![with_host(2, GIB, 90 * GIB), with_host(4, GIB, available_bytes)]);
+        let measurement = record.measurement.map(|found| Measurement { batch_bytes: Some(100 * MIB), ..found });
+        TrialRecord { measurement, ..record }
+    }
+
+    #[test]
+    fn a_loader_may_hold_80_percent_of_what_is_left_and_not_a_byte_more() {
+        // 4 × 2 + 1 batches, and a ring of two staged ones and the one that is copied: 1200 MiB.
+        let mut point =
+            Point { loader_workers: 4, prefetch_depth: 2, device_prefetch: 2, pin_memory: true, ..point(8) };
+        let breach = |point: &Point, left| LoaderMemory::of(point, &seen(left)).unwrap().breach();
+        assert_eq!(breach(&point, 1500 * MIB), None);
+        assert_eq!(
+            breach(&point, 1500 * MIB - 8).unwrap(),
+            "the loader would hold 1.2 GiB: 100.0 MiB a batch × (4 workers × 2 + 1 + 3 pinned), over 80% of the 1.5 GiB \
+             that the host has left (hint: fewer `loader_workers`, or a lower `prefetch_depth`)"
+        );
+        point.pin_memory = false;
+        assert_eq!(breach(&point, 1125 * MIB), None);
+        assert!(breach(&point, 1125 * MIB - 8).unwrap().contains("(4 workers × 2 + 1), over"));
+        point.loader_workers = usize::MAX;
+        assert!(breach(&point, u64::MAX / 2).is_some(), "no number of workers makes it overflow");
+    }
+
+    #[test]
+    fn a_trial_that_did_not_see_its_batches_or_the_host_says_nothing_of_the_loader() {
+        let unweighed = completed(point(8), vec![with_host(2, GIB, GIB)]);
+        let unseen = MemorySample { host_available_bytes: None, ..sample(2) };
+        let unseen = TrialRecord { samples: vec![unseen], ..seen(GIB) };
+        let unfinished = TrialRecord { measurement: None, ..seen(GIB) };
+        for record in [unweighed, unseen, unfinished] {
+            assert_eq!(LoaderMemory::of(&point(8), &record), None);
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub(super) fn cannot_win(view: View<'_>, pair: Pair, safe: &[Safe<'_>]) -> Optio
         let is_alike = spec.point.gradient_checkpointing == best.gradient_checkpointing
             && (!spec.is_probe() || spec.point.accumulation_steps > 1);
         // Trials of another data path come later, and must not change what was decided before them.
-        let is_base = !matches!(spec.purpose, Purpose::Loader | Purpose::Remedy | Purpose::Soak);
+        let is_base = !matches!(spec.purpose, Purpose::Throughput | Purpose::Loader | Purpose::Remedy | Purpose::Soak);
         is_alike && is_base && trial.record.completed()
     };
     let times: Vec<(usize, f64)> =

@@ -11,7 +11,8 @@
 //!    rolled back. Where even the start breaks, bisection below it. Then the largest pairs as they would run.
 //! 4. **Remedies** ([`settle`]): a size that fragments though memory is left gets less in flight first, and its cache
 //!    handed back, before a smaller batch is taken.
-//! 5. **Loader** ([`loader`]): workers upward until the step no longer waits; on a breach the prefetch depth goes first.
+//! 5. **Loader** ([`loader`]): where the step waits, the loader is run alone with more workers, and the fewest that make
+//!    enough are verified by real steps; on a breach the prefetch depth goes first.
 //! 6. **Allocator** ([`allocator`]): settings of PyTorch's allocator that hold less by replay are confirmed by a run.
 //! 7. **Soak** ([`soak`]): the best point is proved by a long run; on a breach the next best is.
 //!
@@ -20,7 +21,9 @@
 //!
 //! # How many trials
 //! With an exact forecast at most [`TRIALS_BEFORE_SOAK`] run before the soak (the smallest, two to five probes, the rest at
-//! most [`FULL_SIZE_TRIALS`] of full size). These bounds stop a search for a better point, never the one for a safe point.
+//! most [`FULL_SIZE_TRIALS`] of full size), and up to [`THROUGHPUT_TRIALS`] of the loader alone, which have no model. The
+//! loader takes [`LOADER_TRIALS`] at most, with real steps or without. These bounds stop a search for a better point,
+//! never the one for a safe point.
 
 use super::recommend::{best_of, compute_rate};
 use super::space::Pair;
@@ -35,12 +38,15 @@ mod loader;
 mod probes;
 mod settle;
 mod soak;
+mod staging;
+
+pub use loader::{LOADER_TRIALS, THROUGHPUT_TRIALS};
 
 /// Pairs that are measured of one way to keep activations. More would cost trials and win nothing: throughput hardly ever
 /// rises as the micro-batch shrinks.
 const PAIRS: usize = 3;
 
-/// Trials before the soak, probes included, when the forecast is exact.
+/// Trials before the soak, probes included and those of the loader alone not, when the forecast is exact.
 pub const TRIALS_BEFORE_SOAK: usize = 8;
 /// ... of which so many may be larger than the smallest and the probes.
 pub const FULL_SIZE_TRIALS: usize = 4;

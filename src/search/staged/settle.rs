@@ -77,7 +77,7 @@ impl Staged {
         let is_exact =
             self.space.modes().iter().any(|mode| view.knowledge.method(self.probed_kind(*mode)) == Some(Method::Exact));
         if is_exact {
-            let before = count(|record| !record.spec.is_soak());
+            let before = count(|record| !record.spec.is_soak() && !record.spec.is_throughput());
             let full_size = count(|record| record.spec.is_measuring() && record.spec.purpose != Purpose::Smallest);
             before < TRIALS_BEFORE_SOAK && full_size < FULL_SIZE_TRIALS
         } else {

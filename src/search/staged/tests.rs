@@ -8,7 +8,7 @@ use crate::search::scripted::Played;
 use crate::search::scripted::{Script, plan, play};
 use crate::trial::TrialSpec;
 use crate::units::MIB;
-use Purpose::{Accumulation, Bisection, Ladder, Loader, Probe, Remedy, Smallest, Soak};
+use Purpose::{Accumulation, Bisection, Ladder, Probe, Remedy, Smallest, Soak};
 
 fn staged(plan: &crate::config::Plan) -> Staged {
     Staged::new(Space::new(plan))
@@ -123,39 +123,6 @@ fn a_soak_that_breaks_a_rule_hands_over_to_the_next_best() {
 }
 
 #[test]
-fn workers_rise_until_the_step_no_longer_waits() {
-    let mut plan = plan(8);
-    plan.search.loader_workers = vec![0, 1, 2, 4];
-    let played = play(&mut staged(&plan), &plan, |spec| match spec.point.loader_workers {
-        0 => Script::Completes { samples_per_second: 100.0, peak_rate: 0.0, data_wait: 0.5 },
-        1 => Script::Completes { samples_per_second: 150.0, peak_rate: 0.0, data_wait: 0.2 },
-        _ => Script::Completes { samples_per_second: 200.0, peak_rate: 0.0, data_wait: 0.01 },
-    });
-    let loader: Vec<(usize, usize)> = played
-        .trials
-        .iter()
-        .filter(|(purpose, _)| *purpose == Loader)
-        .map(|(_, point)| (point.loader_workers, point.prefetch_depth))
-        .collect();
-    assert_eq!(loader, [(1, 2), (2, 2)]);
-    assert!(matches!(played.conclusion, Conclusion::Safe(point) if point.loader_workers == 2));
-}
-
-#[test]
-fn on_trouble_the_prefetch_depth_is_lowered_before_the_workers() {
-    let mut plan = plan(8);
-    plan.search.loader_workers = vec![0, 1];
-    let played = play(&mut staged(&plan), &plan, |spec| match spec.point.prefetch_depth {
-        2 => Script::out_of_memory(),
-        1 => Script::Completes { samples_per_second: 200.0, peak_rate: 0.0, data_wait: 0.01 },
-        _ => Script::Completes { samples_per_second: 100.0, peak_rate: 0.0, data_wait: 0.5 },
-    });
-    assert!(
-        matches!(played.conclusion, Conclusion::Safe(point) if (point.loader_workers, point.prefetch_depth) == (1, 1))
-    );
-}
-
-#[test]
 fn of_two_sizes_of_equal_speed_the_one_with_less_memory_wins() {
     let plan = plan(8);
     let played = play(&mut staged(&plan), &plan, |spec| Script::Completes {
@@ -201,18 +168,6 @@ fn a_pair_without_accumulation_is_probed_where_only_that_can_tell() {
     let probes: Vec<_> = played.sizes().into_iter().filter(|(purpose, ..)| *purpose == Probe).collect();
     assert_eq!(probes, [(Probe, 2, 8), (Probe, 3, 5), (Probe, 2, 1), (Probe, 3, 1)]);
     assert_eq!(chosen(&played), 16, "{:?} {:?}", played.sizes(), played.skipped);
-}
-
-#[test]
-fn the_workers_that_keep_up_are_tried_at_once() {
-    let mut plan = plan(8);
-    plan.search.loader_workers = vec![0, 1, 2, 4, 8];
-    // The batch takes nine times as long as the step.
-    let machine = Machine { data_wait: 0.9, ..Machine::new() };
-    let played = played(&machine, &plan);
-    let loader: Vec<usize> =
-        played.trials.iter().filter(|(purpose, _)| *purpose == Loader).map(|(_, point)| point.loader_workers).collect();
-    assert_eq!(loader, [8]);
 }
 
 #[test]

@@ -35,12 +35,15 @@ mod skipped;
 mod soak;
 #[cfg(test)]
 mod tests;
+mod throughput;
 mod trial;
 mod unreached;
+mod weighed;
 
 pub use inbox::Inbox;
 use inbox::Request;
 use open::Opened;
+use weighed::Weighed;
 
 /// The worker could not even begin.
 const BROKEN: u8 = 1;
@@ -120,10 +123,15 @@ pub fn serve(registry: &Registry, inbox: &Inbox, output: impl Write) -> Result<(
         match inbox.next() {
             Some(Request::Run(spec)) => {
                 let (session, supplies) = opened.parts(&spec);
-                let mut say = |message: &FromWorker| speaker.say(message);
-                let stage = trial::Stage { session, supplies: &supplies, inbox, scratch: &scratch };
-                let ended = trial::run(&spec, stage, &mut say)?;
-                speaker.say(&ended)?;
+                let supplies = Weighed::new(&supplies);
+                let ended = if spec.is_throughput() {
+                    throughput::run(&spec, &supplies, inbox)?
+                } else {
+                    let mut say = |message: &FromWorker| speaker.say(message);
+                    let stage = trial::Stage { session, supplies: &supplies, inbox, scratch: &scratch };
+                    trial::run(&spec, stage, &mut say)?
+                };
+                speaker.say(&supplies.enter_into(ended))?;
             }
             Some(Request::Open { .. }) => return Err(ServeError::Input("a second workload".to_owned())),
             Some(Request::Invalid(reason)) => return Err(ServeError::Input(reason)),

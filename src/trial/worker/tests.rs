@@ -48,6 +48,8 @@ struct Script {
     checkpoint_fails: bool,
     /// Every other update takes this long, so that its times never settle.
     uneven: Duration,
+    /// What the source of the batches takes for each.
+    slow_source: Duration,
 }
 
 struct FakeSession {
@@ -186,10 +188,11 @@ impl Training for FakeTrainer {
     }
 }
 
-struct FakeBatches(usize);
+struct FakeBatches(usize, Duration);
 
 impl Batches for FakeBatches {
     fn next_batch(&mut self) -> Result<HostBatch, DataError> {
+        std::thread::sleep(self.1);
         Ok(HostBatch {
             input: HostValues::U32(vec![1; self.0]),
             input_shape: vec![self.0, 1],
@@ -212,10 +215,10 @@ impl Supplies for FakeSupplies {
         Ok(Box::new(FakeTrainer { script, steps: 0, updates: 0, calls, unreached: Vec::new() }))
     }
     fn training_batches(&self, point: &Point) -> Box<dyn Batches> {
-        Box::new(FakeBatches(point.batch_size))
+        Box::new(FakeBatches(point.batch_size, self.script.slow_source))
     }
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
-        Box::new(FakeBatches(point.batch_size))
+        Box::new(FakeBatches(point.batch_size, self.script.slow_source))
     }
 }
 
@@ -390,6 +393,84 @@ fn batches_staged_on_the_device_are_copied_ahead() {
     let told = run(&staged, &Script::default());
     assert!(told.calls.join(", ").starts_with("build, step 0, load, load, load, forward"), "{:?}", told.calls);
     assert_eq!(told.count("load"), 5, "three steps and two batches ahead");
+}
+
+#[test]
+fn a_slow_source_is_in_the_samples_per_second_and_beside_them() {
+    let slow = Script { slow_source: Duration::from_millis(5), ..Script::default() };
+    let measurement = run(&spec(Purpose::Ladder, 8), &slow).measurement.unwrap();
+    let rate = measurement.samples_per_second;
+    assert!(rate <= 4.0 / 0.005, "four samples take at least 5 ms: {rate}");
+    let (low, high) = measurement.samples_per_second_interval;
+    assert!(low <= rate && rate <= high, "{low} {rate} {high}");
+    assert!(measurement.phases.data_wait_ms >= 5.0 && measurement.data_wait_fraction > 0.0);
+    // Every step is in the fraction, and so is every wait.
+    let waited = measurement.data_wait_fraction * f64::from(measurement.steps) * measurement.step_ms.p95;
+    assert!(waited >= 5.0, "{measurement:?}");
+}
+
+#[test]
+fn training_batches_are_weighed() {
+    let supplies = FakeSupplies { script: Script::default(), calls: Calls::default() };
+    let weighed = Weighed::new(&supplies);
+    let ended = |measurement| FromWorker::Ended {
+        trial: TrialId(3),
+        outcome: Outcome::Completed,
+        measurement: Some(measurement),
+        clean: true,
+    };
+    let bytes = |ended| match ended {
+        FromWorker::Ended { measurement, .. } => measurement.and_then(|measurement| measurement.batch_bytes),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(bytes(weighed.enter_into(ended(Measurement::default()))), None, "nothing was loaded");
+    let mut point = spec(Purpose::Ladder, 1).point;
+    for batch_size in [4, 8, 2] {
+        point.batch_size = batch_size;
+        weighed.training_batches(&point).next_batch().unwrap();
+    }
+    weighed.evaluation_batches(&Point { batch_size: 100, ..point }).next_batch().unwrap();
+    assert_eq!(bytes(weighed.enter_into(ended(Measurement::default()))), Some(64), "of eight samples and targets");
+}
+
+/// What a trial of the loader alone says.
+fn load(spec: &TrialSpec, script: &Script, inbox: &Inbox) -> (Outcome, Option<Measurement>, Vec<String>) {
+    let calls = Calls::default();
+    let supplies = FakeSupplies { script: script.clone(), calls: Rc::clone(&calls) };
+    let FromWorker::Ended { outcome, measurement, clean: true, .. } = throughput::run(spec, &supplies, inbox).unwrap()
+    else {
+        panic!("not the end of a clean trial")
+    };
+    let calls = calls.borrow().clone();
+    (outcome, measurement, calls)
+}
+
+#[test]
+fn the_loader_alone_is_timed_by_whole_rounds_and_nothing_is_built() {
+    let (_keep_open, input) = std::io::pipe().map(|(reader, writer)| (writer, BufReader::new(reader))).unwrap();
+    let inbox = Inbox::listen(input, |_| {});
+    let slow = Script { slow_source: Duration::from_millis(2), ..Script::default() };
+    let mut alone = spec(Purpose::Throughput, 5);
+    alone.point.loader_workers = 4;
+    let (outcome, measurement, calls) = load(&alone, &slow, &inbox);
+    let measurement = measurement.unwrap();
+    assert_eq!((outcome, measurement.steps), (Outcome::Completed, 8), "two rounds of four");
+    let rate = measurement.batches_per_second.unwrap();
+    assert!(rate > 0.0 && rate <= 500.0, "{rate}");
+    assert!((measurement.samples_per_second - 4.0 * rate).abs() < 1e-6);
+    assert!(calls.is_empty(), "{calls:?}");
+}
+
+#[test]
+fn a_stop_ends_the_loader_alone_between_two_batches() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let inbox = Inbox::listen(BufReader::new(reader), |_| {});
+    writer.write_all(b"{\"message\":\"stop\"}\n").unwrap();
+    while !inbox.stop_requested() {
+        std::thread::yield_now();
+    }
+    let (outcome, measurement, _) = load(&spec(Purpose::Throughput, 1_000_000), &Script::default(), &inbox);
+    assert_eq!((outcome, measurement), (Outcome::Cancelled, None));
 }
 
 /// A trial of two micro-batches an update whose times never settle, with room for six updates and more.

@@ -1,0 +1,66 @@
+//! Supplies that weigh the batches they give: what a batch takes in host memory is part of what a trial measures.
+//!
+//! How much the loader may keep ready is decided from it before more workers are tried, see
+//! [`host_memory`](crate::search::rules::host_memory).
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::open::{Batches, Supplies, Training};
+use crate::data::rules::Skipped;
+use crate::data::{DataError, HostBatch};
+use crate::device::{DeviceSession, StepError};
+use crate::trial::protocol::FromWorker;
+use crate::trial::spec::Point;
+
+/// Supplies whose training batches are weighed.
+pub(super) struct Weighed<'a> {
+    inner: &'a dyn Supplies,
+    largest_bytes: Rc<Cell<Option<u64>>>,
+}
+
+impl<'a> Weighed<'a> {
+    pub(super) fn new(inner: &'a dyn Supplies) -> Self {
+        Self { inner, largest_bytes: Rc::default() }
+    }
+
+    /// The end of a trial with the weight of its largest batch.
+    pub(super) fn enter_into(&self, mut ended: FromWorker) -> FromWorker {
+        if let FromWorker::Ended { measurement: Some(measurement), .. } = &mut ended {
+            measurement.batch_bytes = self.largest_bytes.get();
+        }
+        ended
+    }
+}
+
+impl Supplies for Weighed<'_> {
+    fn build(&self, point: &Point, session: &dyn DeviceSession) -> Result<Box<dyn Training>, StepError> {
+        self.inner.build(point, session)
+    }
+
+    fn training_batches(&self, point: &Point) -> Box<dyn Batches> {
+        let batches = self.inner.training_batches(point);
+        Box::new(WeighedBatches { batches, largest_bytes: Rc::clone(&self.largest_bytes) })
+    }
+
+    fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
+        self.inner.evaluation_batches(point)
+    }
+}
+
+struct WeighedBatches {
+    batches: Box<dyn Batches>,
+    largest_bytes: Rc<Cell<Option<u64>>>,
+}
+
+impl Batches for WeighedBatches {
+    fn next_batch(&mut self) -> Result<HostBatch, DataError> {
+        let batch = self.batches.next_batch()?;
+        self.largest_bytes.set(self.largest_bytes.get().max(Some(batch.bytes())));
+        Ok(batch)
+    }
+
+    fn skipped(&self) -> Skipped {
+        self.batches.skipped()
+    }
+}
