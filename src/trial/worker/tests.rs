@@ -10,6 +10,7 @@ use candle_core::Device;
 
 use super::open::{Batches, Supplies, Training};
 use super::*;
+use crate::data::rules::Skipped;
 use crate::data::{Batch, DataError, DataSpec, HostBatch, HostValues};
 use crate::device::{DeviceChoice, DeviceFacts, DeviceSession, LargestRequest, StepError};
 use crate::memory::{AllocatorKind, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState, Trim};
@@ -48,6 +49,8 @@ struct Script {
     checkpoint_fails: bool,
     /// Every other update takes this long, so that its times never settle.
     uneven: Duration,
+    /// Samples that could not be read.
+    skipped: u64,
 }
 
 struct FakeSession {
@@ -186,18 +189,25 @@ impl Training for FakeTrainer {
     }
 }
 
-struct FakeBatches(usize);
+struct FakeBatches {
+    samples: usize,
+    skipped: u64,
+}
 
 impl Batches for FakeBatches {
     fn next_batch(&mut self) -> Result<HostBatch, DataError> {
         Ok(HostBatch {
-            input: HostValues::U32(vec![1; self.0]),
-            input_shape: vec![self.0, 1],
-            target: HostValues::U32(vec![2; self.0]),
-            target_shape: vec![self.0, 1],
-            samples: self.0,
+            input: HostValues::U32(vec![1; self.samples]),
+            input_shape: vec![self.samples, 1],
+            target: HostValues::U32(vec![2; self.samples]),
+            target_shape: vec![self.samples, 1],
+            samples: self.samples,
             ballast: Vec::new(),
         })
+    }
+
+    fn skipped(&self) -> Skipped {
+        Skipped { samples: self.skipped, first: (self.skipped > 0).then(|| "`7.jpg` is empty".to_owned()) }
     }
 }
 
@@ -212,10 +222,10 @@ impl Supplies for FakeSupplies {
         Ok(Box::new(FakeTrainer { script, steps: 0, updates: 0, calls, unreached: Vec::new() }))
     }
     fn training_batches(&self, point: &Point) -> Box<dyn Batches> {
-        Box::new(FakeBatches(point.batch_size))
+        Box::new(FakeBatches { samples: point.batch_size, skipped: self.script.skipped })
     }
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
-        Box::new(FakeBatches(point.batch_size))
+        Box::new(FakeBatches { samples: point.batch_size, skipped: self.script.skipped })
     }
 }
 
@@ -565,6 +575,14 @@ fn a_stop_ends_the_trial_after_the_step() {
         }
     });
     assert_eq!((told.outcome.clone(), told.steps(), told.clean), (Outcome::Cancelled, 2, true));
+}
+
+#[test]
+fn samples_that_were_skipped_are_a_warning() {
+    let told = run(&spec(Purpose::Ladder, 2), &Script { skipped: 2, ..Script::default() });
+    assert_eq!(told.outcome, Outcome::Completed);
+    assert_eq!(told.warnings(), ["2 bad samples skipped, the first of them: `7.jpg` is empty"]);
+    assert!(run(&spec(Purpose::Ladder, 2), &Script::default()).warnings().is_empty());
 }
 
 /// What the worker's input ends in, and what it asked before.
