@@ -253,7 +253,30 @@ fn resuming_another_configuration_is_refused() {
 }
 
 #[test]
-fn an_interrupt_ends_the_study_with_what_it_found() {
+fn an_interrupt_and_a_closed_terminal_end_the_study_with_what_it_found() {
+    for signal in [nix::sys::signal::Signal::SIGINT, nix::sys::signal::Signal::SIGHUP] {
+        assert_saved_after(signal);
+    }
+}
+
+#[test]
+fn a_file_that_reaches_its_limit_is_an_error_and_no_death() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}\n");
+    let status = std::process::Command::new("sh")
+        .args(["-c", "ulimit -f 1; exec \"$@\"", "sh"])
+        .arg(assert_cmd::cargo::cargo_bin("tune"))
+        .args(["--quiet", "--config"])
+        .arg(&config)
+        .current_dir(folder.path())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(2), "{status}");
+}
+
+fn assert_saved_after(signal: nix::sys::signal::Signal) {
     let folder = TempDir::new().unwrap();
     let config = small_config(folder.path(), "target: {batch_size: 64}\n");
     let child = std::process::Command::new(assert_cmd::cargo::cargo_bin("tune"))
@@ -271,7 +294,7 @@ fn an_interrupt_ends_the_study_with_what_it_found() {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     let pid = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    nix::sys::signal::kill(pid, signal).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     assert_eq!(yaml(&recommendation)["status"], "unverified");

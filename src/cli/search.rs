@@ -13,7 +13,10 @@
 //! command should say `--resume`: it also starts a study where there is none.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
+
+use nix::sys::signal::Signal;
 
 use super::known_answer::{self, Answer};
 use super::{SearchArgs, check, print_result};
@@ -213,12 +216,19 @@ fn default_study(name: &str) -> PathBuf {
     Path::new(".tune").join(if name.is_empty() { "study" } else { name })
 }
 
-/// The first Ctrl-C (or TERM) finishes the step and saves, the second stops at once, and the third ends the process by
-/// the signal itself: this one may hang in a file system that does not answer.
+/// The first Ctrl-C (or TERM, or HUP when the terminal is closed) finishes the step and saves, the second stops at once,
+/// and the third ends the process by the signal itself: this one may hang in a file system that does not answer.
+///
+/// A file that reaches its limit (`ulimit -f`) is an error of the write, not this process's end.
 fn watch_for_signals(interrupt: &Interrupt) -> Result<(), Error> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let failed = |source| Error::Io { action: "cannot set up the handling of signals", source };
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
+    if !ignores(SIGHUP) {
+        signals.add_signal(SIGHUP).map_err(failed)?;
+    }
+    // Handled and not ignored: the trials' programs would inherit the latter.
+    signal_hook::flag::register(Signal::SIGXFSZ as i32, Arc::default()).map_err(failed)?;
     let interrupt = interrupt.clone();
     std::thread::Builder::new()
         .name("signals".to_owned())
@@ -232,6 +242,14 @@ fn watch_for_signals(interrupt: &Interrupt) -> Result<(), Error> {
         })
         .map_err(failed)?;
     Ok(())
+}
+
+/// Whether a signal is ignored, as `nohup` starts a program that is to outlive its terminal.
+fn ignores(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
 }
 
 /// What a search would do first, without doing it: later trials depend on how these end.
@@ -287,5 +305,17 @@ fn exit_code_of(end: &End) -> u8 {
             say("interrupted; what was found so far is written (hint: `--resume` goes on)");
             exit_code::INTERRUPTED
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_that_are_ignored_are_known() {
+        // Rust's runtime ignores this one.
+        assert!(ignores(Signal::SIGPIPE as i32));
+        assert!(!ignores(Signal::SIGTERM as i32));
     }
 }

@@ -94,7 +94,7 @@ fn fragmentation(source: OomSource, active: Active) -> Vec<&'static str> {
         OomSource::Cupy => {
             advice.push("free the pool's unused blocks: `cupy.get_default_memory_pool().free_all_blocks()`");
         }
-        OomSource::Candle | OomSource::Batchtune | OomSource::Unknown => {
+        OomSource::Candle | OomSource::Batchtune | OomSource::Library | OomSource::Driver | OomSource::Unknown => {
             advice.push("try another allocator: `memory.allocator: expandable` in the configuration");
         }
     }
@@ -120,6 +120,21 @@ fn unknown(source: OomSource, figures: &OomFigures) -> Vec<&'static str> {
         OomSource::Candle => advice.push(
             "candle passes on the driver's code without figures: run the step under `tune`, which records every allocation",
         ),
+        OomSource::Pytorch if figures.requested_bytes.is_none() => {
+            advice.push("it was not PyTorch's allocator that was refused but the driver: look with `nvidia-smi` for other processes on the device, and start fewer that open it");
+            advice.push("leave room outside the allocator, for the context and the libraries: `torch.cuda.set_per_process_memory_fraction`");
+        }
+        OomSource::Library => {
+            advice.push("the library found no room for its workspace beside the allocator's cache: lower the memory limit of the allocator (`torch.cuda.set_per_process_memory_fraction`, or `memory.limit` under `tune`)");
+            advice.push("or make the workspace smaller: `CUBLAS_WORKSPACE_CONFIG=:4096:2`, `torch.backends.cudnn.benchmark = False`");
+        }
+        OomSource::Driver => advice.push(
+            "the driver's code comes without figures: look with `nvidia-smi` at what is free, and whether other processes hold the device",
+        ),
+        OomSource::Bfc if figures.requested_bytes.is_none() => {
+            advice.push("paste the lines with the allocator's statistics too");
+            advice.push("look with `nvidia-smi` whether another process had the memory before: TensorFlow and JAX take most of the device at their start");
+        }
         OomSource::Cupy if figures.limit_bytes.is_none() => {
             advice.push("CuPy does not say how much the device has: compare `nvidia-smi` with the bytes allocated so far");
         }

@@ -1,7 +1,7 @@
 //! What an out-of-memory error says: `tune explain-oom`.
 //!
 //! [`parse`] takes the figures out of the text of an error, in the several wordings of PyTorch, candle, TensorFlow, JAX,
-//! CuPy, and ours. [`classify`] applies one rule to them (allocators.md §4.2), with R the request, F the bytes that are
+//! CuPy, and ours; of the driver and its libraries, which print a code and no figures, it tells the source. [`classify`] applies one rule to them (allocators.md §4.2), with R the request, F the bytes that are
 //! free, A allocated, V reserved by the allocator, C the device's total:
 //!
 //! | case | class |
@@ -49,6 +49,10 @@ pub enum OomSource {
     Candle,
     /// TensorFlow's or XLA's BFC allocator.
     Bfc,
+    /// cuBLAS or cuDNN, which could not have a workspace.
+    Library,
+    /// The code of CUDA's or HIP's driver, whoever passed it on.
+    Driver,
     /// CuPy's pool.
     Cupy,
     /// batchtune.

@@ -5,6 +5,26 @@
 
 use super::{OomFigures, OomSource};
 
+/// What PyTorch says where not its allocator was refused but the driver beneath it.
+const PYTORCH_BARE: [&str; 5] = [
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "HIP error: out of memory",
+    "OutOfMemoryError: CUDA out of memory",
+    "OutOfMemoryError: HIP out of memory",
+];
+/// The driver's own codes.
+const DRIVER: [&str; 3] = ["CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "hipErrorOutOfMemory"];
+/// What libraries say that could not have their workspace.
+const LIBRARIES: [&str; 4] = [
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+];
+/// What candle puts around a code.
+const CANDLE: [&str; 2] = ["DriverError(", "CublasError("];
+
 /// Reads one family of wordings.
 type Reader = fn(&str) -> Option<(OomSource, OomFigures)>;
 
@@ -74,7 +94,9 @@ fn bfc(text: &str) -> Option<(OomSource, OomFigures)> {
         line.trim_start().split(|letter: char| !letter.is_ascii_digit()).next()?.parse::<u64>().ok()
     };
     let request = REQUESTS.iter().find_map(|phrase| Some(from_last(text, phrase)?.get(phrase.len()..)));
-    let tensor = text.contains("OOM when allocating tensor") || text.contains("RESOURCE_EXHAUSTED");
+    // The code alone may be any quota's.
+    let tensor = ["OOM when allocating tensor", "RESOURCE_EXHAUSTED: Out of memory"];
+    let tensor = tensor.iter().any(|phrase| text.contains(phrase));
     if request.is_none() && !tensor {
         return None;
     }
@@ -126,10 +148,22 @@ fn batchtune(text: &str) -> Option<(OomSource, OomFigures)> {
     Some((OomSource::Batchtune, figures))
 }
 
-/// The driver's code and nothing else.
+/// A code and nothing else. What only mentions memory has none: `MemoryError`, `will retry on CUDA out of memory`.
 fn bare(text: &str) -> Option<(OomSource, OomFigures)> {
-    let candle = text.contains("CUDA_ERROR_OUT_OF_MEMORY") || text.contains("CUBLAS_STATUS_ALLOC_FAILED");
-    candle.then(|| (OomSource::Candle, OomFigures::default()))
+    let has = |phrases: &[&str]| phrases.iter().any(|phrase| text.contains(phrase));
+    let is_code = has(&DRIVER) || has(&LIBRARIES);
+    let source = if is_code && has(&CANDLE) {
+        OomSource::Candle
+    } else if has(&LIBRARIES) {
+        OomSource::Library
+    } else if has(&PYTORCH_BARE) {
+        OomSource::Pytorch
+    } else if has(&DRIVER) {
+        OomSource::Driver
+    } else {
+        return None;
+    };
+    Some((source, OomFigures::default()))
 }
 
 /// The size right behind the first occurrence of a phrase.

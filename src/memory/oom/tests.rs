@@ -28,6 +28,51 @@ fn the_fixtures_have_the_classes_that_are_known_for_them() {
 }
 
 #[test]
+fn codes_without_figures_have_a_source_and_advice() {
+    let expected = [
+        ("pytorch_driver", OomSource::Pytorch, "nvidia-smi"),
+        ("cublas", OomSource::Library, "workspace"),
+        ("cudnn", OomSource::Library, "workspace"),
+        ("driver", OomSource::Driver, "nvidia-smi"),
+        ("hip", OomSource::Driver, "nvidia-smi"),
+        ("tensorflow", OomSource::Bfc, "statistics"),
+        ("jax", OomSource::Bfc, "statistics"),
+        ("candle", OomSource::Candle, "candle"),
+    ];
+    for (name, source, advice) in expected {
+        let found = fixture(name);
+        assert_eq!((found.class, found.source), (OomClass::Unknown, source), "{name}");
+        assert!(found.advice[0].contains(advice), "{name}: {:?}", found.advice);
+    }
+    for (text, source) in [
+        ("Error: Cuda(Cublas(CublasError(CUBLAS_STATUS_ALLOC_FAILED)))", OomSource::Candle),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", OomSource::Library),
+        (
+            "2024-01-01 E failed to allocate 2.00GiB from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+            OomSource::Driver,
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory.", OomSource::Pytorch),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 17 bytes.", OomSource::Bfc),
+    ] {
+        assert_eq!(explain(text, None).source, source, "{text}");
+    }
+}
+
+#[test]
+fn a_text_that_only_mentions_memory_is_no_such_error() {
+    for text in [
+        "MemoryError",
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 8.00 GiB for an array with shape (1,)",
+        "IndexError: read out of memory bounds",
+        "WARNING trainer: will retry on CUDA out of memory\nValueError: bad shape",
+        "grpc: RESOURCE_EXHAUSTED: quota of requests exceeded",
+        "CUDA error: an illegal memory access was encountered",
+    ] {
+        assert_eq!(explain(text, None).source, OomSource::Unknown, "{text}");
+    }
+}
+
+#[test]
 fn under_a_limit_the_free_bytes_are_what_the_limit_leaves() {
     let found = fixture("fragmented");
     assert_eq!(found.requested_bytes, Some(600 * MIB));

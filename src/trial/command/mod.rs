@@ -104,7 +104,7 @@ pub struct CommandExecutor {
 impl CommandExecutor {
     /// An executor that has started nothing yet.
     pub fn new(config: CommandConfig) -> Self {
-        let spawner = Spawner::new(config.command.preload.clone()).heeding(config.interrupt.clone());
+        let spawner = Spawner::new(config.command.preload.clone()).heeding(config.interrupt.clone(), config.deadline);
         Self { config, spawner, placement: None, start_warnings: Vec::new(), reports: false, peak_allocated_bytes: 0 }
     }
 

@@ -51,13 +51,13 @@ pub(super) struct Place {
     pub(super) parent: u32,
     pub(super) group: u32,
     /// In clock ticks since the machine started: with its number, what names a process.
-    started: u64,
+    pub(super) started: u64,
     /// Whether it has ended, and only waits to be reaped.
-    ended: bool,
+    pub(super) ended: bool,
 }
 
 impl Place {
-    fn of(process: u32) -> Option<Self> {
+    pub(super) fn of(process: u32) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
     }
 

@@ -17,14 +17,17 @@
 //!
 //! # Nothing is left behind
 //! [`Running::end`], dropping a [`Running`], and the end of this process whatever its cause all end the whole group;
-//! for the last a [`guard`] sits in it. What left the group is ended too while it has a parent there (the workers of
-//! `torchrun` do; see [`strays`]). A daemon, which has none, is out of reach.
+//! for the last a [`guard`] sits in it. What left the group is ended too by the first two: the workers of `torchrun`, which
+//! have a parent there, and daemons, which have not but carry the [`mark`] of the run ([`strays`]).
+//!
+//! Out of reach is a daemon that was started with an environment of its own choice (`env -i`), wrote over it, or runs as
+//! another user; and, if this process is killed by SIGKILL, everything outside the group.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::executor::Interrupt;
 
@@ -32,6 +35,7 @@ mod connection;
 mod gpu_memory;
 mod guard;
 mod kinship;
+mod mark;
 mod output;
 mod plain;
 mod python;
@@ -86,9 +90,22 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    /// Somebody asked to stop while the modules were being imported.
+    /// Somebody asked to stop, or the time was up, while the modules were being imported.
     #[error("cancelled while the interpreter was warming up")]
     Cancelled,
+}
+
+/// When nothing is waited for any longer.
+#[derive(Debug, Default)]
+struct Stop {
+    interrupt: Interrupt,
+    deadline: Option<Instant>,
+}
+
+impl Stop {
+    fn is_due(&self) -> bool {
+        self.interrupt.requested() || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
 }
 
 /// How a command was started.
@@ -110,7 +127,7 @@ pub enum Start {
 #[derive(Debug)]
 pub struct Spawner {
     preload: Vec<String>,
-    interrupt: Interrupt,
+    stop: Stop,
     server: Option<Arc<Server>>,
     /// The last kind of launch for which no server came up, and why: asking again would cost the imports again.
     refused: Option<(server::Key, String)>,
@@ -123,21 +140,13 @@ pub struct Spawner {
 impl Spawner {
     /// A spawner that imports these Python modules once; with none every start is plain.
     pub fn new(preload: Vec<String>) -> Self {
-        Self {
-            preload,
-            interrupt: Interrupt::default(),
-            server: None,
-            refused: None,
-            forking: FORKING,
-            last: None,
-            told: true,
-        }
+        Self { preload, stop: Stop::default(), server: None, refused: None, forking: FORKING, last: None, told: true }
     }
 
-    /// Stops waiting for imports when `interrupt` asks for it.
+    /// Stops waiting for imports when `interrupt` asks for it, and at the `deadline`.
     #[must_use]
-    pub fn heeding(mut self, interrupt: Interrupt) -> Self {
-        self.interrupt = interrupt;
+    pub fn heeding(mut self, interrupt: Interrupt, deadline: Option<Instant>) -> Self {
+        self.stop = Stop { interrupt, deadline };
         self
     }
 
@@ -187,7 +196,7 @@ impl Spawner {
             let server = match self.server.take() {
                 Some(server) if *server.key() == key && server.is_alive() => server,
                 // The one before is ended by this, or with the last command that was forked from it.
-                _ => match Server::start(&key, &self.preload, &self.interrupt) {
+                _ => match Server::start(&key, &self.preload, &self.stop) {
                     Ok(server) => Arc::new(server),
                     Err(ServerError::Cancelled) => return Err(NotWarm::Cancelled),
                     Err(error) => break error.to_string(),

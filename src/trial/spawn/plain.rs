@@ -7,8 +7,10 @@ use std::process::{Command, Stdio};
 
 use nix::unistd::Pid;
 
+use super::mark::{self, Mark};
 use super::output::Output;
 use super::running::{Body, Running};
+use super::strays::Family;
 use super::{Launch, SpawnError, Start};
 
 /// Starts it in a process group of its own. `why` it is not a warm start is only passed on.
@@ -20,9 +22,11 @@ pub(super) fn start(launch: &Launch, why: Option<String>) -> Result<Running, Spa
         source,
     };
     let (writer, output) = Output::open().map_err(failed)?;
+    let mark = Mark::new();
     let child = Command::new(program)
         .args(launch.arguments.iter().skip(1))
         .envs(launch.environment.iter().map(|(name, value)| (name, value)))
+        .env(mark::NAME, mark.value())
         .current_dir(&launch.directory)
         .stdin(Stdio::null())
         .stdout(writer.try_clone().map_err(failed)?)
@@ -32,7 +36,7 @@ pub(super) fn start(launch: &Launch, why: Option<String>) -> Result<Running, Spa
         .map_err(failed)?;
     let id = i32::try_from(child.id()).map(Pid::from_raw).map_err(|error| failed(io::Error::other(error)))?;
     first_to_go(id);
-    Ok(Running::new(id, Body::plain(child, id), output, Start::Plain { why }))
+    Ok(Running::new(Family::of(id, mark), Body::plain(child, id), output, Start::Plain { why }))
 }
 
 /// When the host runs out of memory the trial is the first to go, not the tuner and not a stranger. It is not reaped

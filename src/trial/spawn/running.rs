@@ -3,21 +3,21 @@
 //! # Who may be signalled
 //! As for a worker ([`child`](crate::trial::process)): the process leads a group with its own number, signals go to
 //! that group alone, and only while the number is held: by the leader, which is reaped last, and by the
-//! [`guard`](super::guard) in the group. What has left the group and still has a parent in it is found by that parent
-//! ([`strays`](super::strays)). The parent of a forked command is its server, which reaps when told to.
+//! [`guard`](super::guard) in the group. What has left the group is found by a parent that has not, or by the mark that
+//! it inherited ([`strays`](super::strays)). The parent of a forked command is its server, which reaps when told to.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use super::Start;
 use super::guard::Guard;
 use super::output::Output;
-use super::strays::Strays;
+use super::strays::{Family, Strays};
 use super::warm::Fork;
 use crate::trial::process::child::{AFTERMATH, DEATH};
 use crate::trial::process::group::{await_vanishing, watch_end};
@@ -78,6 +78,7 @@ impl Body {
 #[derive(Debug)]
 pub struct Running {
     group: Pid,
+    family: Family,
     body: Body,
     output: Output,
     guard: Option<Guard>,
@@ -95,8 +96,9 @@ enum State {
 }
 
 impl Running {
-    pub(super) fn new(group: Pid, body: Body, output: Output, how: Start) -> Self {
-        Self { group, body, output, guard: Guard::over(group), state: State::Running, how }
+    pub(super) fn new(family: Family, body: Body, output: Output, how: Start) -> Self {
+        let group = family.group();
+        Self { group, family, body, output, guard: Guard::over(group), state: State::Running, how }
     }
 
     /// The number of its process, and of the group that it leads.
@@ -138,12 +140,15 @@ impl Running {
     /// Ends it, if it has not ended, and everything left in its process group. May be called again.
     pub fn end(&mut self, manner: Manner, patience: &Patience) -> End {
         if !self.has_ended_within(Duration::ZERO) && manner == Manner::Gently {
+            if self.holds_the_number() {
+                self.family.look();
+            }
             self.signal(Signal::SIGTERM);
             self.has_ended_within(patience.kill);
         }
         let strays = self.kill();
         if self.has_ended_within(DEATH) {
-            self.bury(&strays);
+            self.bury(strays);
         } else {
             tracing::warn!("process {} does not end after SIGKILL", self.group);
             self.guard = None;
@@ -161,12 +166,12 @@ impl Running {
         }
     }
 
-    /// Sends SIGKILL to the group, and to descendants that have left it.
+    /// Sends SIGKILL to the group, and to those that have left it.
     fn kill(&self) -> Strays {
         if matches!(self.state, State::Released(_)) || !self.holds_the_number() {
             return Strays::default();
         }
-        let strays = Strays::end_those_of(self.group);
+        let strays = self.family.end_strays();
         self.signal(Signal::SIGKILL);
         strays
     }
@@ -174,6 +179,9 @@ impl Running {
     fn signal(&self, signal: Signal) {
         if !matches!(self.state, State::Released(_)) && self.holds_the_number() {
             let _ = killpg(self.group, signal);
+            if self.family.leader_has_left() {
+                let _ = kill(self.group, signal);
+            }
         }
     }
 
@@ -188,15 +196,18 @@ impl Running {
     }
 
     /// Reaps the leader, and waits for its output's end and its group's, both of which SIGKILL has decided already.
-    fn bury(&mut self, strays: &Strays) {
+    fn bury(&mut self, mut strays: Strays) {
         if matches!(self.state, State::Released(_)) {
             return;
         }
         self.state = State::Released(self.body.reap());
         let until = Instant::now() + AFTERMATH;
-        self.output.await_end(until);
         await_vanishing(self.group, until);
+        // One that left between the look and the signal.
+        strays.extend(self.family.end_the_marked());
         strays.await_end(until);
+        strays.tell();
+        self.output.await_end(until);
         self.guard = None;
     }
 }

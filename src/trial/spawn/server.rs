@@ -21,18 +21,19 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-use super::Launch;
 use super::connection::{Ask, Connection, Reply, wire};
 use super::guard::Guard;
+use super::mark::{self, Mark};
 use super::output::Output;
 use super::python::Python;
-use crate::trial::executor::Interrupt;
+use super::strays::Family;
+use super::{Launch, Stop};
 use crate::trial::process::child::DEATH;
 
 const PROGRAM: &str = include_str!("warm.py");
 /// For the imports; a cold file cache on a network disk takes minutes.
 const IMPORTS: Duration = Duration::from_secs(300);
-/// Between two looks at the interrupt.
+/// Between two looks at whether to stop.
 const TICK: Duration = Duration::from_millis(50);
 /// For what it printed last to be read.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -117,7 +118,7 @@ pub(super) enum ServerError {
 pub(super) struct Server {
     key: Key,
     child: Child,
-    group: Pid,
+    family: Family,
     guard: Option<Guard>,
     connection: Arc<Connection>,
     output: Output,
@@ -126,17 +127,19 @@ pub(super) struct Server {
 
 impl Server {
     /// Starts one and waits until it has imported `modules`.
-    pub(super) fn start(key: &Key, modules: &[String], interrupt: &Interrupt) -> Result<Self, ServerError> {
+    pub(super) fn start(key: &Key, modules: &[String], stop: &Stop) -> Result<Self, ServerError> {
         let (ours, theirs) = UnixStream::pair()?;
         let answers = ours.try_clone()?;
         let connection = Arc::new(Connection::over(ours)?);
         let (writer, output) = Output::open()?;
+        let mark = Mark::new();
         let mut child = Command::new(&key.interpreter)
             .args(&key.options)
             .arg("-")
             .env_clear()
             .env(COUNT_BY_NVML.0, COUNT_BY_NVML.1)
             .envs(&key.environment)
+            .env(mark::NAME, mark.value())
             .current_dir(&key.directory)
             .stdin(Stdio::piped())
             .stdout(OwnedFd::from(theirs))
@@ -149,7 +152,7 @@ impl Server {
         let mut server = Self {
             key: key.clone(),
             child,
-            group,
+            family: Family::of(group, mark),
             guard: Guard::over(group),
             connection: Arc::clone(&connection),
             output,
@@ -160,11 +163,11 @@ impl Server {
         let _ = program.map(|mut program| program.write_all(PROGRAM.as_bytes()));
         let path = wire(key.first_path.as_os_str());
         let _ = server.connection.ask(&Ask::Preload { modules: modules.to_vec(), path }, None);
-        server.await_imports(&listener, interrupt)?;
+        server.await_imports(&listener, stop)?;
         Ok(server)
     }
 
-    fn await_imports(&mut self, answers: &Receiver<Reply>, interrupt: &Interrupt) -> Result<(), ServerError> {
+    fn await_imports(&mut self, answers: &Receiver<Reply>, stop: &Stop) -> Result<(), ServerError> {
         let until = Instant::now() + IMPORTS;
         let reason = loop {
             match answers.recv_timeout(TICK) {
@@ -174,7 +177,7 @@ impl Server {
                 }
                 Ok(Reply::Unfit { reason }) => break reason,
                 Ok(_) | Err(RecvTimeoutError::Disconnected) => break "it ended before it was ready".to_owned(),
-                Err(RecvTimeoutError::Timeout) if interrupt.requested() => return Err(ServerError::Cancelled),
+                Err(RecvTimeoutError::Timeout) if stop.is_due() => return Err(ServerError::Cancelled),
                 Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
                 Err(RecvTimeoutError::Timeout) => {
                     break format!("it imported for more than {} s", IMPORTS.as_secs());
@@ -206,7 +209,7 @@ impl Server {
     /// The process group that it leads.
     #[cfg(test)]
     pub(super) fn group(&self) -> Pid {
-        self.group
+        self.family.group()
     }
 
     pub(super) fn connection(&self) -> &Connection {
@@ -214,8 +217,9 @@ impl Server {
     }
 
     fn stop(&mut self) {
-        // Not reaped yet, so the number is its own. It has nothing to save.
-        let _ = killpg(self.group, Signal::SIGKILL);
+        // Not reaped yet, so the number is its own. It has nothing to save, and neither has what the imports started.
+        self.family.end_strays().tell();
+        let _ = killpg(self.family.group(), Signal::SIGKILL);
     }
 }
 

@@ -29,6 +29,7 @@ import traceback
 import warnings
 
 _PR_SET_PDEATHSIG = 1
+_MARK = b"TUNE_MARK"
 _ENOUGH_DESCRIPTORS = 8
 
 
@@ -75,7 +76,7 @@ class _Link:
         return json.loads(line.decode())
 
 
-def _preload(modules, path):
+def _preload(modules, path, pid):
     hidden = [name for name in set(sys.modules) - _at_start if "." not in name and _is_in(path, name)]
     if hidden:
         raise _Unfit("`%s` beside the script hides a module of Python's own that the server has loaded" % hidden[0])
@@ -90,9 +91,17 @@ def _preload(modules, path):
         try:
             __import__(name)
         except BaseException as error:
+            _refuse_forks(pid, name)
             sys.excepthook(type(error), error, error.__traceback__.tb_next)
             raise _Unfit("cannot import `%s`: %s: %s" % (name, type(error).__name__, error))
+        _refuse_forks(pid, name)
     _check_forkable()
+
+
+def _refuse_forks(pid, name):
+    """In a fork that a module made of the server while it was imported, and that went on importing as the server did."""
+    if os.getpid() != pid:
+        raise _Unfit("`%s` forks while it is imported, and goes on in both processes" % name)
 
 
 def _is_in(folder, name):
@@ -105,6 +114,11 @@ def _check_forkable():
     if threading is not None and threading.active_count() > 1:
         names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
         raise _Unfit("the imports have started threads (%s)" % names)
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        raise _Unfit("the imports have started a process and left it behind")
+    except ChildProcessError:
+        pass
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             file = os.readlink("/proc/self/fd/" + descriptor)
@@ -151,6 +165,10 @@ class _Server:
         os.close(nothing)
         self.pid = os.getpid()
         self.libc = ctypes.CDLL(None)
+        self.libc.getenv.argtypes = [ctypes.c_char_p]
+        self.libc.getenv.restype = ctypes.c_void_p
+        self.mark = os.environb.get(_MARK, b"")
+        self.mark_at = self.libc.getenv(_MARK)
         self.running = {}
         self.ended = set()
 
@@ -262,10 +280,18 @@ class _Server:
                 score.write("1000")
         except OSError:
             pass
+        self.write_mark(dict(ask["environment"]).get(_MARK.decode(), "").encode("latin-1"))
         # The rest of it is the server's, with what the imports have made of it.
         for name, value in ask["environment"]:
             os.environb[name.encode("latin-1")] = value.encode("latin-1")
         os.chdir(_path(ask["directory"]))
+
+    def write_mark(self, mark):
+        """In a fork: /proc shows the environment that the server was started with, and the fork shall be told by it."""
+        length = len(self.mark)
+        # A module that sets the process's title has its text there.
+        if self.mark_at and len(mark) == length and ctypes.string_at(self.mark_at, length) == self.mark:
+            ctypes.memmove(self.mark_at, mark, length)
 
 
 def _arrange(ask):
@@ -336,7 +362,7 @@ def _start():
     try:
         first = server.first_ask()
         path = _path(first["path"])
-        _preload(first["modules"], path)
+        _preload(first["modules"], path, server.pid)
         ask, output = server.serve()
     except BaseException as why:
         # Only the server comes here. Its end is no interpreter's end: nothing is saved, no handler runs.

@@ -9,10 +9,12 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use nix::unistd::Pid;
 
 use super::connection::{Ask, Reply, Run, wire};
+use super::mark::{self, Mark};
 use super::output::Output;
 use super::python::{Program, Python};
 use super::running::{Body, Exit, Running};
 use super::server::{Server, ServerError, environment_of_trial};
+use super::strays::Family;
 use super::{Launch, Start};
 
 /// Forks it from `server`. An error says that this server is of no use any more.
@@ -29,18 +31,21 @@ pub(super) fn start(
     };
     let words = |words: &[OsString]| words.iter().map(|word| wire(word)).collect();
     let wired = |(name, value): (&OsString, &OsString)| (wire(name), wire(value));
+    let mark = Mark::new();
+    let mut environment = environment_of_trial(launch);
+    environment.insert(mark::NAME.into(), mark.value().into());
     let run = Run {
         number: 0,
         script,
         module,
         command: words(&launch.arguments),
         arguments: words(&python.arguments),
-        environment: environment_of_trial(launch).iter().map(wired).collect(),
+        environment: environment.iter().map(wired).collect(),
         directory: wire(launch.directory.as_os_str()),
     };
     let fork = Fork::ask(server, run, writer, patience)?;
     let start = Start::Warm { python: server.python().to_owned() };
-    Ok(Running::new(fork.pid, Body::Warm(fork), output, start))
+    Ok(Running::new(Family::of(fork.pid, mark), Body::Warm(fork), output, start))
 }
 
 /// A process that a server forked. The server is kept for as long as its fork.

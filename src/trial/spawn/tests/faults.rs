@@ -1,5 +1,7 @@
 //! What goes wrong: commands that hang, die, flood and leave things behind, servers that are killed or never come up.
 
+use std::process::{Child, Stdio};
+
 use super::*;
 
 const SLEEPS: &str = "import time\nprint('up', flush=True)\ntime.sleep(600)\n";
@@ -169,6 +171,12 @@ fn imports_that_fail_are_told_once_and_the_start_is_plain() {
         ("bad.py", "open('imports', 'a').write('x')\nprint('hint: install it')\nraise RuntimeError('no libgood.so')\n"),
         ("leaves.py", "import os; os._exit(3)"),
         ("exits.py", "import sys; sys.exit('go away')"),
+        ("forks.py", "import os, time\nif os.fork(): time.sleep(.2)\n"),
+        (
+            "leaves_one.py",
+            "import subprocess\nleft = subprocess.Popen(['sleep', '600'], start_new_session=True)\n\
+             open('left', 'w').write(str(left.pid))\n",
+        ),
         (
             "threads.py",
             "import threading, time; threading.Thread(target=time.sleep, args=(9,), name='T', daemon=True).start()",
@@ -181,6 +189,8 @@ fn imports_that_fail_are_told_once_and_the_start_is_plain() {
         ("leaves", &["it ended before it was ready"]),
         ("exits", &["cannot import `exits`: SystemExit: go away"]),
         ("threads", &["the imports have started threads (T)"]),
+        ("forks", &["`forks` forks while it is imported, and goes on in both processes"]),
+        ("leaves_one", &["the imports have started a process and left it behind"]),
     ] {
         let mut spawner = Spawner::new(vec![module.to_owned()]);
         for _ in 0..3 {
@@ -196,6 +206,7 @@ fn imports_that_fail_are_told_once_and_the_start_is_plain() {
         assert_eq!(spawner.news(), None);
     }
     assert_eq!(folder.read("imports"), "x", "it is not tried again");
+    assert!(!lives(number_in(&folder.read("left"))), "what the imports started goes with the server");
 }
 
 #[test]
@@ -282,12 +293,15 @@ fn two_forks_run_side_by_side_and_outlive_their_spawner() {
 }
 
 #[test]
-fn an_interrupt_ends_the_wait_for_imports() {
+fn an_interrupt_and_the_deadline_end_the_wait_for_imports() {
     let folder = Folder::with(&[("slow.py", "import time; time.sleep(600)"), ("a.py", "print(1)")]);
     let interrupt = Interrupt::default();
     interrupt.request();
-    let mut spawner = Spawner::new(vec!["slow".to_owned()]).heeding(interrupt);
-    assert!(matches!(spawner.start(&folder.launch(&["python3", "a.py"])), Err(SpawnError::Cancelled)));
+    let ended = Instant::now();
+    for (interrupt, deadline) in [(interrupt, None), (Interrupt::default(), Some(ended))] {
+        let mut spawner = Spawner::new(vec!["slow".to_owned()]).heeding(interrupt, deadline);
+        assert!(matches!(spawner.start(&folder.launch(&["python3", "a.py"])), Err(SpawnError::Cancelled)));
+    }
 }
 
 #[test]
@@ -316,8 +330,7 @@ fn one_that_left_the_group_with_the_output_in_its_hand_delays_nobody_for_long() 
     for (mut spawner, is_warm) in both() {
         let (exit, log) = finish(start(&mut spawner, &folder.launch(&["python3", "leaves.py"]), is_warm));
         assert_eq!(exit, left(0));
-        // The test started it, and ends it.
-        kill(Pid::from_raw(number_in(&log)), Signal::SIGKILL).unwrap();
+        assert!(!lives(number_in(&log)));
     }
 }
 
@@ -339,6 +352,76 @@ fn descendants_with_sessions_of_their_own_are_ended_too() {
         assert_eq!(running.end(Manner::AtOnce, &patience()).exit, Some(killed(Signal::SIGKILL)));
         assert!(!strays.into_iter().any(lives));
     }
+}
+
+/// Programs that leave something outside their group, and write the numbers of all of it to `left`.
+const LEAVERS: [(&str, &str); 6] = [
+    ("session", "pid = os.fork()\nif pid == 0: os.setsid(); note(); os.execvp('sleep', ['sleep', '600'])\n"),
+    (
+        "daemon",
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: note(); os.execvp('sleep', ['sleep', '600'])\n    os._exit(0)\n",
+    ),
+    (
+        "forks",
+        "for i in range(10):\n    if os.fork() == 0:\n        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n        \
+         os.setsid() if i % 2 else os.setpgid(0, 0)\n        note(); time.sleep(600)\n",
+    ),
+    (
+        "grandchild",
+        "import subprocess\nif os.fork() == 0:\n    os.setsid(); note()\n    \
+         child = subprocess.Popen(['sleep', '600'], start_new_session=True, env=dict(os.environ)); note(child.pid)\n    time.sleep(600)\n",
+    ),
+    (
+        "leader",
+        "pid = os.fork()\nif pid == 0: os.setpgid(0, 0); note(); time.sleep(600)\nawait_notes(1)\nos.setpgid(0, pid); note(); time.sleep(600)\n",
+    ),
+    // Nothing marks this one but its parent.
+    (
+        "unmarked",
+        "import subprocess\nnote(subprocess.Popen(['sleep', '600'], start_new_session=True, env={}).pid)\ntime.sleep(600)\n",
+    ),
+];
+const LEAVER: &str = "import os, signal, sys, time\n\
+    def note(pid=None):\n    with open('left', 'a') as file: file.write('%d\\n' % (pid or os.getpid()))\n\
+    def await_notes(count):\n    while not os.path.exists('left') or len(open('left').readlines()) < count: time.sleep(.01)\n";
+
+/// A process that nothing here may end but the test itself, however that ends.
+struct Stranger(Child);
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_left_the_group_goes_with_the_command_and_strangers_stay() {
+    // Another child of a program that uses this library, and one of another command.
+    let mut stranger = Stranger(std::process::Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().unwrap());
+    let folder = Folder::with(&[("hangs.py", SLEEPS)]);
+    for (name, text) in LEAVERS {
+        fs::write(folder.path().join(format!("{name}.py")), format!("{LEAVER}{text}")).unwrap();
+    }
+    for (mut spawner, is_warm) in both() {
+        let mut other = start(&mut spawner, &folder.launch(&["python3", "hangs.py"]), is_warm);
+        first_line(&mut other);
+        for ((name, _), count) in LEAVERS.iter().zip([1, 1, 10, 2, 2, 1]) {
+            let _ = fs::remove_file(folder.path().join("left"));
+            let mut running = start(&mut spawner, &folder.launch(&["python3", &format!("{name}.py")]), is_warm);
+            until(|| folder.read("left").lines().count() >= count);
+            if !["leader", "unmarked"].contains(name) {
+                assert!(running.has_ended_within(LONG));
+            }
+            let left: Vec<i32> = folder.read("left").lines().map(number_in).collect();
+            assert!(left.iter().all(|process| lives(*process)), "{name}");
+            running.end(Manner::Gently, &patience());
+            let still: Vec<&i32> = left.iter().filter(|process| lives(**process)).collect();
+            assert!(still.is_empty(), "{name}, warm {is_warm}: {still:?} of {left:?}");
+        }
+        assert!(!other.has_ended_within(Duration::ZERO));
+    }
+    assert!(matches!(stranger.0.try_wait(), Ok(None)));
 }
 
 #[test]
