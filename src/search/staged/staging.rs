@@ -7,7 +7,7 @@ use crate::trial::{Point, Purpose};
 
 impl Staged {
     /// The better of staging and page-locking as preferred and otherwise, where copying to the device takes time.
-    pub(super) fn best_staging(&self, view: View<'_>, found: Safe<'_>) -> Result<Point, Ask> {
+    pub(super) fn best_staging(&mut self, view: View<'_>, found: Safe<'_>) -> Result<Point, Ask> {
         let (first, trial) = &found;
         if copying(trial) <= DATA_WAIT_ALLOWED {
             return Ok(found.0);
@@ -15,7 +15,9 @@ impl Staged {
         let staged = self.space.device_prefetches().iter();
         let staged = staged.map(|device_prefetch| Point { device_prefetch: *device_prefetch, ..first.clone() });
         let pinned = self.space.pins().iter().map(|pin_memory| Point { pin_memory: *pin_memory, ..first.clone() });
-        let others: Vec<Point> = staged.chain(pinned).filter(|point| point != first).collect();
+        let mut others: Vec<Point> = staged.chain(pinned).filter(|point| point != first).collect();
+        // A ring of page-locked buffers is host memory too.
+        others.retain(|point| self.is_allowed(point.clone(), &found, None));
         let mut tried = vec![found.clone()];
         for point in others {
             match view.history.measured(&point) {
