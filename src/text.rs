@@ -18,10 +18,15 @@ pub fn with_causes(error: &dyn Error) -> String {
     text
 }
 
-/// A text without control characters other than line ends: what a workload, a file or a journal says must not drive
-/// the terminal.
+/// A text without control characters other than line ends, and without those that turn the direction of writing: what a
+/// workload, a file or a journal says must not drive the terminal, nor look like something else.
 pub fn harmless(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+    text.chars().map(|c| if (c.is_control() && c != '\n') || turns_direction(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// The explicit directional formatting characters (Unicode Standard Annex 9, section 2).
+fn turns_direction(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]

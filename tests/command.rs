@@ -49,7 +49,7 @@ impl Bench {
             command: CommandSpec {
                 run,
                 env: BTreeMap::new(),
-                cwd: folder.path().to_owned(),
+                cwd: Some(folder.path().to_owned()),
                 preload: Vec::new(),
                 timeout: Duration::from_secs(60),
             },
@@ -184,7 +184,7 @@ fn every_fault_of_a_program_is_an_outcome_of_its_own() {
         ("garbage", "protocol_error", "`not json`, is no message"),
         ("half_line", "failed", "status 1"),
         ("long_line", "protocol_error", "longer than 1048576 bytes"),
-        ("two_ends", "completed", ""),
+        ("two_ends", "failed", "ended its report after"),
         ("flood", "completed", ""),
         ("linger", "completed", ""),
         ("grandchild", "completed", ""),
@@ -194,6 +194,74 @@ fn every_fault_of_a_program_is_an_outcome_of_its_own() {
         assert_eq!(outcome, name, "{fault}: {says}");
         assert!(says.contains(words), "{fault}: {says}");
     }
+}
+
+/// Reports by hand: `$TUNE_REPORT` and the values of the trial are the shell's.
+fn outcome_of_script(script: &str) -> (TrialRecord, Duration) {
+    let begun = Instant::now();
+    let mut bench = Bench::with(&[], |config| {
+        config.command.run = ["sh", "-c", script].iter().map(|part| Template::parse(part).unwrap()).collect();
+        config.command.timeout = Duration::from_secs(20);
+        config.deadline = Some(begun + Duration::from_secs(4));
+    });
+    let record = bench.run(Purpose::Ladder, 4);
+    assert_eq!(bench.left(), [""; 0], "{script}");
+    (record, begun.elapsed())
+}
+
+const SAY: &str = "say() { echo \"$1\" >>\"$TUNE_REPORT\"; }; say '{\"event\":\"hello\",\"protocol\":1}'\n";
+
+#[test]
+fn what_a_report_cannot_mean_is_not_believed() {
+    let step = |fields: &str| {
+        format!("for i in 1 2 3 4 5 6 7 8; do sleep 0.01; say \"{{\\\"event\\\":\\\"step\\\",\\\"step\\\":$i,{fields}}}\"; done\n")
+            .replace('@', "\\\"")
+    };
+    let end = "say '{\"event\":\"end\",\"outcome\":\"completed\"}'";
+    let good = step("@samples@:4,@total_ms@:9");
+    let (record, _) = outcome_of_script(&format!("{SAY}{good}{end}"));
+    assert_eq!(record.outcome, Outcome::Completed, "{record:?}");
+
+    for (steps, words) in [
+        (String::new(), "ended its report after 0 of 8 steps"),
+        (step("@samples@:1,@total_ms@:9"), "no step had 4 samples"),
+        (step("@samples@:4,@total_ms@:0"), "time that cannot be"),
+        (step("@samples@:4,@total_ms@:1e9"), "have passed"),
+        (step("@samples@:4,@total_ms@:9,@data_wait_ms@:10"), "time that cannot be"),
+        (
+            format!("say '{{\"event\":\"sample\",\"step\":99,\"allocated_bytes\":1,\"reserved_bytes\":1}}'\n{good}"),
+            "sample after step 99",
+        ),
+    ] {
+        let (record, _) = outcome_of_script(&format!("{SAY}{steps}{end}"));
+        assert!(!record.completed() && record.outcome.to_string().contains(words), "{words}: {record:?}");
+    }
+}
+
+#[test]
+fn a_limit_of_the_program_s_own_does_not_raise_ours() {
+    let script = format!(
+        "{}for i in 1 2 3 4 5 6 7 8; do sleep 0.01; say \"{{\\\"event\\\":\\\"step\\\",\\\"step\\\":$i,\\\"samples\\\":4,\\\"total_ms\\\":9}}\"; done\n\
+         say '{{\"event\":\"sample\",\"step\":8,\"allocated_bytes\":9,\"reserved_bytes\":3221225472}}'\n\
+         say '{{\"event\":\"end\",\"outcome\":\"completed\"}}'",
+        SAY.replace("\"protocol\":1", "\"protocol\":1,\"limit_bytes\":1152921504606846976")
+    );
+    let (record, _) = outcome_of_script(&script);
+    assert_eq!(record.samples.last().map(|sample| sample.limit_bytes), Some(GIB), "{record:?}");
+}
+
+#[test]
+fn a_report_without_end_and_a_pipe_in_its_place_keep_nobody_waiting() {
+    let endless = format!("{SAY}while :; do say '{{\"event\":\"later\"}}'; done");
+    let (record, took) = outcome_of_script(&endless);
+    assert!(matches!(record.outcome, Outcome::Cancelled | Outcome::ProtocolError { .. }), "{record:?}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    // The next run's report: whatever lies there goes.
+    let (record, took) = outcome_of_script(
+        "mkfifo \"$TUNE_REPORT.next\"; rm \"$TUNE_REPORT\"; mv \"$TUNE_REPORT.next\" \"$TUNE_REPORT\"",
+    );
+    assert!(record.completed(), "it left with status 0 and never reported: {record:?}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
 }
 
 #[test]
@@ -232,7 +300,9 @@ fn a_program_that_does_not_report_is_judged_by_how_it_ends() {
     let mut bench = Bench::new(&["--unmodified", "--device-bytes=1073741824"]);
     let record = bench.run(Purpose::Ladder, 4);
     assert_eq!(record.outcome, Outcome::Completed);
-    assert!(!record.is_observed() && record.samples.is_empty());
+    // Seen from outside: one sample, and nothing of the allocator.
+    assert!(!record.is_observed() && record.samples.len() == 1 && record.samples[0].rates.peak.is_none());
+    assert!((MIB..GIB).contains(&record.samples[0].reserved_bytes), "{:?}", record.samples[0]);
     assert!(record.warnings.iter().any(|warning| warning.contains("fragmentation was not observed")), "{record:?}");
     assert!(record.measurement.unwrap().samples_per_second > 0.0, "it was told its steps");
 
@@ -264,7 +334,7 @@ fn a_warm_start_measures_the_same() {
     let mut warm = Bench::with(&[], |config| config.command.preload = vec!["json".to_owned(), "pickle".to_owned()]);
     for purpose in [Purpose::Ladder, Purpose::Probe, Purpose::Soak] {
         let (plain, warm) = (plain.run(purpose, 4), warm.run(purpose, 4));
-        assert_eq!(warm.warnings, [""; 0], "{purpose}");
+        assert_eq!(plain.warnings, warm.warnings, "{purpose}");
         assert_eq!((plain.outcome, plain.samples), (warm.outcome, warm.samples), "{purpose}");
     }
 }

@@ -21,6 +21,8 @@ pub(super) enum Found {
     Nothing,
     /// Trials of this plan, without an answer that can be launched.
     Unfinished,
+    /// An answer for a program that has changed since: this file of it has.
+    Outdated(String),
     /// The answer.
     Answer(Box<Answer>),
 }
@@ -41,11 +43,20 @@ pub(super) fn find(plan: &Plan, study: &Path) -> Found {
     if contents.header.expect_plan(&plan.sha256()).is_err() {
         return Found::Nothing;
     }
+    if let Some(file) = changed_file(plan, study) {
+        return Found::Outdated(file);
+    }
     match answer(&contents, plan) {
         Some(answer) => Found::Answer(Box::new(answer)),
         None if contents.finished().next().is_some() => Found::Unfinished,
         None => Found::Nothing,
     }
+}
+
+/// A file of the user's own program that is newer than the journal.
+pub(super) fn changed_file(plan: &Plan, study: &Path) -> Option<String> {
+    let written = std::fs::metadata(study.join(journal::FILE_NAME)).ok()?.modified().ok()?;
+    plan.command()?.changed_since(written).map(str::to_owned)
 }
 
 fn answer(contents: &Contents, plan: &Plan) -> Option<Answer> {

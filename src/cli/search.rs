@@ -7,6 +7,7 @@
 //! | a safe answer for this configuration and device | offers it again | the same, from the journal | searches |
 //! | an unfinished study, or one without a safe answer | starts over, and says so | goes on | starts over |
 //! | a study of another configuration | starts over | refuses | starts over |
+//! | an answer for a script that has changed since | starts over, and says so | goes on, with a warning | starts over |
 //!
 //! Whoever starts over keeps the old journal beside the new one. A job that is preempted and started again with the same
 //! command should say `--resume`: it also starts a study where there is none.
@@ -27,6 +28,7 @@ use crate::report::table;
 use crate::search::driver::{DriverError, End, Study};
 use crate::search::knowledge::Nothing;
 use crate::search::{Ask, History, strategy};
+use crate::text::harmless;
 use crate::trial::command::{CommandConfig, CommandExecutor};
 use crate::trial::journal::{Header, Journal, StudyLock};
 use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
@@ -57,6 +59,11 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     match known_answer::find(plan, &folder) {
         _ if args.resume || args.fresh => {}
         known_answer::Found::Nothing => {}
+        known_answer::Found::Outdated(file) => {
+            if mode != ProgressMode::Quiet {
+                say(&format!("note: `{}` has changed since the last study, so it is searched again", harmless(&file)));
+            }
+        }
         // The journal is kept beside the new one, as that of any earlier run.
         known_answer::Found::Unfinished => {
             if mode != ProgressMode::Quiet {
@@ -72,6 +79,14 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
                 return offer(args, &folder, (&mut *reporter, mode), &answer);
             }
         }
+    }
+    if args.resume
+        && let Some(file) = known_answer::changed_file(plan, &folder)
+    {
+        let file = harmless(&file);
+        say(&format!(
+            "warning: `{file}` has changed since the trials that are resumed (hint: `--fresh` runs all again)"
+        ));
     }
     let mut opened = OpenedStudy::open(plan, lock, if args.resume { Start::Resume } else { Start::Fresh })?;
     let result = Study {

@@ -94,7 +94,7 @@ impl Checks<'_> {
             (Some(model), None) if model.family.is_none() && self.sound(&["model.family"]) => {
                 self.missing("model.family", "missing", "add `family: gpt` to `model`");
             }
-            (None, Some(command)) if command.run.is_empty() && self.sound(&["command.run"]) => {
+            (None, Some(command)) if command.run.0.is_empty() && self.sound(&["command.run"]) => {
                 self.missing("command.run", "missing", "add `run: [python, train.py]` to `command`");
             }
             _ => {}
@@ -112,46 +112,57 @@ impl Checks<'_> {
         let mut template = |key: String, text: &str| {
             Template::parse(text).map_err(|error| self.refuse(ProblemKind::InvalidValue, &key, &error.to_string())).ok()
         };
-        let run: Vec<Option<Template>> =
-            command.run.iter().enumerate().map(|(at, text)| template(format!("command.run[{at}]"), &text.0)).collect();
+        let run: Vec<Option<Template>> = command
+            .run
+            .0
+            .iter()
+            .enumerate()
+            .map(|(at, text)| template(format!("command.run[{at}]"), &text.0))
+            .collect();
         let env: Vec<(String, Option<Template>)> = command
             .env
             .iter()
             .map(|(name, text)| (name.clone(), template(format!("command.env.{name}"), &text.0)))
             .collect();
         for (name, _) in &env {
-            if name.is_empty() || name.contains(['=', '\0']) {
-                let message = format!("`{}` is no name of an environment variable", name.escape_debug());
+            let is_ours = name.starts_with("TUNE_");
+            if is_ours || name.is_empty() || name.contains(['=', '\0']) {
+                let name = name.escape_debug();
+                let message = if is_ours {
+                    format!("`{name}` is set by tune itself, as are all names that begin with `TUNE_`")
+                } else {
+                    format!("`{name}` is no name of an environment variable")
+                };
                 self.refuse(ProblemKind::InvalidValue, &format!("command.env.{name}"), &message);
             }
         }
-        let cwd = self.command_folder(command.cwd.as_ref());
+        let cwd = command.cwd.as_ref().map(|cwd| self.command_folder(cwd));
         Some(CommandSpec {
             run: run.into_iter().collect::<Option<_>>()?,
             env: env.into_iter().map(|(name, value)| Some((name, value?))).collect::<Option<_>>()?,
-            cwd: cwd?,
+            cwd: match cwd {
+                Some(folder) => Some(folder?),
+                None => None,
+            },
             preload: command.preload.iter().map(|module| module.0.clone()).collect(),
             timeout: command.timeout.duration(),
         })
     }
 
-    /// Where the program runs: `cwd`, else where the user is.
-    fn command_folder(&mut self, cwd: Option<&Text>) -> Option<PathBuf> {
+    /// Where the program runs. Without a `cwd` that is where the tuner runs, wherever the configuration lies, so that it
+    /// does not count as another configuration there.
+    fn command_folder(&mut self, cwd: &Text) -> Option<PathBuf> {
         let key = "command.cwd";
-        let path = cwd.map_or_else(PathBuf::new, |cwd| self.base_of(key).join(&cwd.0));
-        let folder = std::fs::canonicalize(if path.as_os_str().is_empty() { Path::new(".") } else { &path });
-        match folder {
-            Ok(folder) if folder.is_dir() && folder.to_str().is_some() => Some(folder),
+        let path = self.base_of(key).join(&cwd.0);
+        match std::fs::canonicalize(&path) {
+            Ok(folder) if folder.is_dir() && folder.to_str().is_some() => return Some(folder),
             Ok(folder) => {
                 let what = if folder.is_dir() { "its full path is not UTF-8" } else { "it is no folder" };
                 self.refuse(ProblemKind::Outside, key, what);
-                None
             }
-            Err(error) => {
-                self.refuse(ProblemKind::Outside, key, &format!("cannot find `{}`: {error}", path.display()));
-                None
-            }
+            Err(error) => self.refuse(ProblemKind::Outside, key, &format!("cannot find `{}`: {error}", path.display())),
         }
+        None
     }
 
     /// The target is there and can be split over the replicas.

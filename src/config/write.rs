@@ -7,7 +7,7 @@ use super::leaf::choice::{Choice, Pinning};
 use super::leaf::list::{Accumulation, AllocConfs, Candidates, Devices};
 use super::leaf::memory::{Limit, Size};
 use super::leaf::number::{Factor, LearningRate, Version, Whole};
-use super::leaf::text::{Argument, ConfText, DeviceName, Text};
+use super::leaf::text::{Argument, Arguments, ConfText, DeviceName, Text};
 use super::leaf::time::Time;
 use super::parse;
 use super::plan::{Plan, Subject};
@@ -73,9 +73,9 @@ impl From<&Plan> for File {
 fn command(command: &CommandSpec) -> CommandFile {
     let argument = |template: &Template| Argument(template.as_written().to_owned());
     CommandFile {
-        run: command.run.iter().map(argument).collect(),
+        run: Arguments(command.run.iter().map(argument).collect()),
         env: command.env.iter().map(|(name, value)| (name.clone(), argument(value))).collect(),
-        cwd: Some(Text(command.cwd.to_string_lossy().into_owned())),
+        cwd: command.cwd.as_ref().map(|cwd| Text(cwd.to_string_lossy().into_owned())),
         preload: command.preload.iter().cloned().map(Text).collect(),
         timeout: Time::clamped(command.timeout),
     }

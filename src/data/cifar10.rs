@@ -158,9 +158,9 @@ struct View {
 }
 
 impl View {
-    /// The pixel of a plane that is seen at a place; black beyond the edge.
-    fn pixel(&self, plane: &[u8], place: usize) -> f32 {
-        let (row, column) = (place / SIDE, place % SIDE);
+    /// The pixel of a plane that is seen there; black beyond the edge.
+    fn pixel(&self, plane: &[u8], seen_at: usize) -> f32 {
+        let (row, column) = (seen_at / SIDE, seen_at % SIDE);
         let column = if self.mirrored { SIDE - 1 - column } else { column };
         let moved = |at: usize, by: i32| at.checked_add_signed(by as isize).filter(|at| *at < SIDE);
         let seen = moved(row, self.down).zip(moved(column, self.right));

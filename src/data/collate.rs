@@ -188,7 +188,7 @@ mod tests {
         }
         fn sample(&self, index: usize) -> Result<Sample, DataError> {
             let value = index as f32;
-            if index >= 4 && index < 7 {
+            if (4..7).contains(&index) {
                 return Err(DataError::BrokenImage {
                     path: format!("{index}.png").into(),
                     reason: "spoiled".to_owned(),

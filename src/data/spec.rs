@@ -131,3 +131,26 @@ pub struct DataSpec {
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_specification_that_says_nothing_new_is_written_as_it_always_was() {
+        let written = serde_json::to_string(&DataSpec::default()).unwrap();
+        assert_eq!(written, r#"{"source":"synthetic","path":null,"sequence_length":null}"#);
+        assert_eq!(serde_json::from_str::<DataSpec>(&written).unwrap(), DataSpec::default());
+        let new = DataSpec {
+            tokenizer: Some("tokenizer.json".into()),
+            padding: Padding::Maximum,
+            last_batch: LastBatch::Keep,
+            on_bad_sample: OnBadSample::Skip,
+            cost: Duration::from_millis(5),
+            sample_bytes: 9,
+            ..DataSpec::default()
+        };
+        let written = serde_json::to_string(&new).unwrap();
+        assert_eq!(serde_json::from_str::<DataSpec>(&written).unwrap(), new);
+    }
+}

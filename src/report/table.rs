@@ -134,7 +134,7 @@ fn answer(recommendation: &Recommendation) -> String {
         }
     }
     for warning in &recommendation.warnings {
-        let _ = writeln!(text, "Warning: {}", single_line(warning));
+        let _ = writeln!(text, "Warning: {}", printable(warning.lines().next().unwrap_or_default()));
     }
     text
 }

@@ -21,6 +21,7 @@ use crate::report::recommendation::ReportError;
 use crate::text::with_causes;
 use crate::trial::journal::{Entry, Journal, JournalError};
 use crate::trial::spec::PROBE_UPDATES;
+use crate::trial::statistics::FEWEST_SAMPLES;
 use crate::trial::{
     Executor, ExecutorError, Interrupt, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
 };
@@ -244,6 +245,12 @@ impl<'a> Running<'a> {
             Purpose::Probe => (update, (PROBE_UPDATES - 1) * update),
             Purpose::Soak => (plan.trial.warmup_steps, plan.trial.soak_steps),
             Purpose::Throughput => loader_batches(&point, plan.trial),
+            // A program of the user's own is told its steps at the start and cannot be asked for more, so it gets as many
+            // whole updates as any trust in its times needs.
+            _ if plan.command().is_some() => {
+                let fewest = u32::try_from(FEWEST_SAMPLES).unwrap_or(u32::MAX).saturating_mul(update);
+                (plan.trial.warmup_steps, plan.trial.steps.max(fewest))
+            }
             _ => (plan.trial.warmup_steps, plan.trial.steps),
         };
         TrialSpec {

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use serde::de::{Error, MapAccess, Unexpected, Visitor};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Leaf, LeafVisitor, deserialize_leaf, leaf_schema, serialize_as_text};
@@ -131,6 +132,31 @@ impl<'de> Visitor<'de> for ArgumentVisitor {
     }
 }
 
+/// A program and its arguments.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Arguments(pub Vec<Argument>);
+
+struct ArgumentsVisitor;
+
+impl<'de> Visitor<'de> for ArgumentsVisitor {
+    type Value = Arguments;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of arguments such as `[python3, train.py, \"--batch={batch_size}\"]`")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Arguments, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(list)).map(Arguments)
+    }
+}
+
+impl<'de> Deserialize<'de> for Arguments {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ArgumentsVisitor)
+    }
+}
+
 impl<'de> Deserialize<'de> for Argument {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(ArgumentVisitor)
@@ -147,5 +173,6 @@ leaf_schema! {
     [] Text => { "type": "string", "minLength": 1, "maxLength": LONGEST };
     [] DeviceName => { "type": "string", "pattern": "^(auto|cpu|cuda(:[0-9]+)?)$" };
     [] ConfText => { "type": "string", "minLength": 1 };
+    [] Arguments => { "type": "array", "items": { "type": ["string", "number", "boolean", "object"] } };
     [] Argument => { "type": ["string", "number", "boolean", "object"] };
 }

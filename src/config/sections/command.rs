@@ -6,7 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::leaf::text::{Argument, Text};
+use crate::config::leaf::text::{Argument, Arguments, Text};
 use crate::config::leaf::time::Time;
 
 /// A program of your own to tune in place of a model.
@@ -14,7 +14,7 @@ use crate::config::leaf::time::Time;
 #[serde(default, deny_unknown_fields)]
 pub struct CommandFile {
     /// The program and its arguments; `{batch_size}` and its like are replaced by what is tried.
-    pub run: Vec<Argument>,
+    pub run: Arguments,
     /// Environment variables to set for it.
     pub env: BTreeMap<String, Argument>,
     /// The directory to run it in, relative to this file; where you are by default.
@@ -31,7 +31,7 @@ pub struct CommandFile {
 impl Default for CommandFile {
     fn default() -> Self {
         Self {
-            run: Vec::new(),
+            run: Arguments::default(),
             env: BTreeMap::new(),
             cwd: None,
             preload: Vec::new(),

@@ -14,7 +14,7 @@ use crate::config::leaf::time::Time;
 pub struct TrialFile {
     /// Steps whose time is dropped.
     pub warmup_steps: Whole<0, 1_000_000>,
-    /// Measured steps.
+    /// Measured steps at least; a trial whose times vary goes on for up to three times as many.
     pub steps: Whole<1, 1_000_000>,
     /// Steps of the verifying run; at least two updates are run.
     pub soak_steps: Whole<1, 1_000_000>,

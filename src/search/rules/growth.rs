@@ -1,13 +1,16 @@
-//! Reserved memory does not creep up to the limit.
+//! Memory does not creep up to the limit.
 //!
 //! "The size it found ran out of memory later" is what users of other finders report most: a few steps cannot show a
-//! leak, or a cache that grows by a segment now and then. A soak can. The rule puts a line through V over the second
-//! half of the soak's samples ([`theil_sen`](crate::trial::statistics::theil_sen)), where the cache has filled and the
+//! leak, or a cache that grows by a segment now and then. A soak can. The rule puts lines through V and through A over the
+//! second half of the soak's samples ([`theil_sen`](crate::trial::statistics::theil_sen)), where the cache has filled and the
 //! evaluation pass and the checkpoint are behind, and asks when the line would reach C.
 //!
 //! - It **fails** where the growth is certain (the lower end of the slope's 95 % interval is above 0) and the line
 //!   crosses C within 10,000 steps of the last sample.
 //! - It **warns** where the growth is certain and C is further away: a long run may still get there.
+//!
+//! A leak shows in A, the live bytes between steps, before it shows in V, which grows by whole segments and may stand still
+//! over a soak. What leaks must be held, so the line through A too must not reach C; the more serious finding counts.
 //!
 //! Both compare slopes in bytes a step: the value is the line's, the limit the one that would just reach C.
 //!
@@ -47,27 +50,31 @@ impl Rule for Growth {
             return Finding::none(None, &reason);
         }
         let second_half = trial.samples.get(count / 2..).unwrap_or_default();
-        Line::through(second_half).map_or_else(
-            || Finding::none(None, "all samples of the soak's second half are of one step"),
-            |line| line.judge(),
-        )
+        let reserved = Line::through(second_half, "reserved memory", |sample| sample.reserved_bytes);
+        let live = Line::through(second_half, "live memory", |sample| sample.allocated_bytes);
+        match (reserved.map(|line| line.judge()), live.map(|line| line.judge())) {
+            (Some(reserved), Some(live)) if live.level > reserved.level => live,
+            (Some(reserved), _) => reserved,
+            (None, _) => Finding::none(None, "all samples of the soak's second half are of one step"),
+        }
     }
 }
 
-/// The line through V, with what it is held against.
+/// The line through V or A, with what it is held against.
 #[derive(Clone, Copy, Debug)]
 struct Line {
+    what: &'static str,
     trend: Trend,
     last_step: f64,
     limit_bytes: u64,
 }
 
 impl Line {
-    fn through(samples: &[MemorySample]) -> Option<Self> {
+    fn through(samples: &[MemorySample], what: &'static str, bytes: fn(&MemorySample) -> u64) -> Option<Self> {
         let points: Vec<(f64, f64)> =
-            samples.iter().map(|sample| (f64::from(sample.step), sample.reserved_bytes as f64)).collect();
+            samples.iter().map(|sample| (f64::from(sample.step), bytes(sample) as f64)).collect();
         let last = samples.last()?;
-        Some(Self { trend: Trend::of(&points)?, last_step: f64::from(last.step), limit_bytes: last.limit_bytes })
+        Some(Self { what, trend: Trend::of(&points)?, last_step: f64::from(last.step), limit_bytes: last.limit_bytes })
     }
 
     fn judge(&self) -> Finding {
@@ -76,15 +83,15 @@ impl Line {
         let allowed = left_bytes.max(0.0) / HORIZON_STEPS;
         let at_least = self.trend.slope_interval.map_or(0.0, |(low, _)| low);
         let (level, reason) = if at_least > 0.0 {
-            let growth = format!("reserved memory grows by {} a step", bytes_a_step(slope));
+            let growth = format!("{} grows by {} a step", self.what, bytes_a_step(slope));
             let when = self.when_it_reaches_the_limit();
             let level = if slope > allowed { Level::Failed } else { Level::Warning };
             (level, format!("{growth} (at least {} with 95% confidence) and {when}", bytes_a_step(at_least)))
         } else if slope > 0.0 {
             let growth = bytes_a_step(slope);
-            (Level::Passed, format!("reserved memory seems to grow by {growth} a step, which may be chance"))
+            (Level::Passed, format!("{} seems to grow by {growth} a step, which may be chance", self.what))
         } else {
-            (Level::Passed, "reserved memory did not grow over the second half of the soak".to_owned())
+            (Level::Passed, format!("{} did not grow over the second half of the soak", self.what))
         };
         Finding { value: Some(slope), limit: Some(allowed), level, reason }
     }

@@ -22,15 +22,16 @@ use super::disk;
 use super::executor::{Executor, ExecutorError, Interrupt, Observation};
 use super::outcome::{Measurement, Outcome, TrialRecord};
 use super::process::{OomKills, Patience};
-use super::spawn::{GpuBaseline, GpuUse, GpuWatch, Launch, Running, SpawnError, Spawner, Start};
+use super::spawn::{GpuBaseline, GpuUse, Launch, Running, SpawnError, Spawner, Start};
 use super::spec::{TrialSpec, trace_path};
 use crate::device::nvml::CardId;
 use crate::device::{DeviceChoice, DeviceFacts};
 use crate::memory::{AllocatorKind, LimitSpec, MemorySample};
-use crate::text::with_causes;
+use crate::text::{harmless, with_causes};
 use crate::units::Bytes;
 
 mod device;
+mod host;
 pub mod report;
 mod run;
 mod spec;
@@ -44,10 +45,12 @@ pub use spec::{ALLOC_CONF, CommandSpec};
 pub use template::{Placeholder, Template, UnknownPlaceholder};
 
 use device::{Placement, VISIBLE_DEVICES};
+use host::HostReader;
 use report::Reader;
 use run::{Terms, Told};
 use spec::{Bounds, TrialFiles, environment};
 use template::Filling;
+use trace::Beside;
 
 /// What an executor of commands needs to know.
 #[derive(Clone, Debug)]
@@ -90,6 +93,8 @@ pub struct CommandExecutor {
     config: CommandConfig,
     spawner: Spawner,
     placement: Option<Placement>,
+    /// What there was to say of how the program is started.
+    start_warnings: Vec<String>,
     /// Whether a run has reported, so that the next ones will.
     reports: bool,
     /// The most that a run held, which bounds a checkpoint's size.
@@ -100,13 +105,14 @@ impl CommandExecutor {
     /// An executor that has started nothing yet.
     pub fn new(config: CommandConfig) -> Self {
         let spawner = Spawner::new(config.command.preload.clone()).heeding(config.interrupt.clone());
-        Self { config, spawner, placement: None, reports: false, peak_allocated_bytes: 0 }
+        Self { config, spawner, placement: None, start_warnings: Vec::new(), reports: false, peak_allocated_bytes: 0 }
     }
 
     fn launch(&self, spec: &TrialSpec, files: &TrialFiles, placement: &Placement) -> Launch {
         let config = &self.config;
         let filling = Filling { trial: spec, precision: &config.precision, seed: config.seed };
-        let conf = spec.point.alloc_conf.clone().or_else(|| config.alloc_conf());
+        // What `command.env` or the tuner's own environment says stays as it is.
+        let conf = spec.point.alloc_conf.clone().or_else(|| conf_of(config.allocator).map(str::to_owned));
         let bounds = Bounds {
             limit_bytes: (!spec.is_probe()).then_some(placement.facts.limit_bytes),
             alloc_conf: conf.as_deref(),
@@ -118,7 +124,7 @@ impl CommandExecutor {
         Launch {
             arguments: config.command.run.iter().map(|argument| OsString::from(argument.fill(&filling))).collect(),
             environment: variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
-            directory: config.command.cwd.clone(),
+            directory: config.command.cwd.clone().unwrap_or_else(|| PathBuf::from(".")),
         }
     }
 
@@ -126,10 +132,12 @@ impl CommandExecutor {
     fn start_run(&mut self, launch: &Launch, observe: &mut dyn FnMut(Observation)) -> Result<Running, Outcome> {
         let running = self.spawner.start(launch).map_err(|error| match error {
             SpawnError::Cancelled => Outcome::Cancelled,
-            error => Outcome::Failed { message: with_causes(&error) },
+            error => Outcome::Failed { message: harmless(&with_causes(&error)) },
         })?;
         if let Some(Start::Plain { why: Some(why) }) = self.spawner.news() {
-            observe(Observation::Warning(format!("every trial starts a new interpreter: {why}")));
+            let text = format!("every trial starts a new interpreter: {why}");
+            observe(Observation::Warning(text.clone()));
+            self.start_warnings.push(text);
         }
         Ok(running)
     }
@@ -165,15 +173,20 @@ impl CommandExecutor {
         let scratch = |source| ExecutorError::Scratch { path: files.0.report.clone(), source };
         let mut reader = Reader::create(&files.0.report).map_err(scratch)?;
         let launch = self.launch(spec, &files.0, placement);
-        let baseline = placement.facts.uuid.as_deref().map(|uuid| GpuBaseline::take(CardId::Uuid(uuid)));
-        let running = match self.start_run(&launch, observe) {
+        let baseline = match placement.facts.uuid.as_deref() {
+            Some(uuid) => GpuBaseline::take(CardId::Uuid(uuid)),
+            None => GpuBaseline::with(Some(Box::new(HostReader))),
+        };
+        let started = self.start_run(&launch, observe);
+        record.warnings.append(&mut self.start_warnings);
+        let running = match started {
             Ok(running) => running,
             Err(outcome) => {
                 record.outcome = outcome;
                 return Ok(());
             }
         };
-        let watch = baseline.map(|baseline| baseline.follow(running.pid()));
+        let watch = baseline.follow(running.pid());
         let begun = Instant::now();
         let terms = Terms {
             trial: spec,
@@ -187,8 +200,9 @@ impl CommandExecutor {
         };
         let (mut told, mut outcome) = run::follow(&terms, &mut reader, running, observe);
         let took = begun.elapsed();
-        let used = watch.map(GpuWatch::finish);
-        if told.was_stopped_unheard && used.as_ref().and_then(|used| used.peak_bytes).is_some_and(|peak| peak > 0) {
+        let used = watch.finish();
+        let is_on_a_card = placement.facts.uuid.is_some();
+        if told.was_stopped_unheard && is_on_a_card && used.peak_bytes.is_some_and(|peak| peak > 0) {
             outcome = Outcome::Completed;
         }
         self.reports |= told.hello.is_some();
@@ -196,18 +210,25 @@ impl CommandExecutor {
             outcome = self.keep_trace(spec, &files.0, &mut told);
         }
         if outcome == Outcome::Completed {
-            record.measurement = Some(self.measure(spec, &told, used.as_ref(), took));
+            record.measurement = Some(self.measure(spec, &told, &used, took));
         }
         record.warnings.append(&mut told.warnings);
-        if told.hello.is_none() && outcome == Outcome::Completed {
-            record.warnings.push(unreported(used.as_ref()));
-            told.series.samples.extend(used.and_then(|used| used.peak_bytes).map(|peak| MemorySample {
+        if told.series.samples.is_empty() && outcome == Outcome::Completed {
+            record.warnings.push(if told.hello.is_none() {
+                unreported(&used, &self.config.command)
+            } else {
+                unsampled(&used)
+            });
+            told.series.samples.extend(used.peak_bytes.map(|peak| MemorySample {
                 step: spec.total_steps(),
                 reserved_bytes: peak,
                 peak_reserved_bytes: peak,
                 limit_bytes: placement.facts.limit_bytes,
                 ..MemorySample::default()
             }));
+        }
+        if spec.is_soak() && told.hello.is_some() && outcome == Outcome::Completed {
+            record.warnings.extend(incomplete_soak(&told));
         }
         record.samples = told.series.samples;
         record.outcome = outcome;
@@ -221,7 +242,9 @@ impl CommandExecutor {
             return failed("the program recorded no allocations, so nothing can be forecast from it".to_owned());
         }
         let path = trace_path(&self.config.scratch, &spec.point);
-        match trace::convert(&files.snapshot, &told.marks, spec.accumulation(), &path) {
+        let sampled = told.series.samples.iter().map(|sample| sample.peak_allocated_bytes);
+        let beside = Beside { accumulation: spec.accumulation(), sampled_peak_bytes: sampled.max().unwrap_or(0) };
+        match trace::convert(&files.snapshot, &told.marks, beside, &path) {
             Ok(events) => {
                 tracing::debug!("{events} events recorded");
                 Outcome::Completed
@@ -230,9 +253,12 @@ impl CommandExecutor {
         }
     }
 
-    fn measure(&mut self, spec: &TrialSpec, told: &Told, used: Option<&GpuUse>, took: Duration) -> Measurement {
+    fn measure(&mut self, spec: &TrialSpec, told: &Told, used: &GpuUse, took: Duration) -> Measurement {
         if told.hello.is_some() {
-            let measurement = told.series.measure(spec);
+            let mut measurement = told.series.measure(spec);
+            if told.series.samples.is_empty() {
+                measurement.peak_reserved_bytes = used.peak_bytes.unwrap_or(0);
+            }
             self.peak_allocated_bytes = self.peak_allocated_bytes.max(measurement.peak_allocated_bytes);
             return measurement;
         }
@@ -243,21 +269,46 @@ impl CommandExecutor {
         Measurement {
             steps,
             samples_per_second: f64::from(steps) * spec.point.batch_size as f64 / seconds,
-            peak_reserved_bytes: used.and_then(|used| used.peak_bytes).unwrap_or(0),
+            peak_reserved_bytes: used.peak_bytes.unwrap_or(0),
             ..Measurement::default()
         }
     }
 }
 
 /// What is to be said of a program that says nothing itself.
-fn unreported(used: Option<&GpuUse>) -> String {
-    let held = match used {
-        Some(used) => format!("of the card it held {used} at most"),
-        None => "what it held of the device is not known".to_owned(),
+fn unreported(used: &GpuUse, command: &CommandSpec) -> String {
+    let unproven = if command.holds(Placeholder::BatchSize) {
+        ""
+    } else {
+        "; and nothing shows that it takes another batch size at all, since `{batch_size}` is not in `command.run`"
     };
     format!(
-        "the program does not report (hint: examples/pytorch/tune_report.py takes three lines), so fragmentation was not observed; {held}"
+        "fragmentation was not observed, since the program does not report (hint: three lines do, see \
+         examples/pytorch/tune_report.py; if they are there, its own output says why not); from outside its memory was \
+         {used} at most{unproven}"
     )
+}
+
+/// What is to be said of a program that tells its steps and not its memory.
+fn unsampled(used: &GpuUse) -> String {
+    format!(
+        "fragmentation was not observed, since the program reports no allocator figures; from outside its memory was \
+         {used} at most"
+    )
+}
+
+/// What a soak was to show and did not.
+fn incomplete_soak(told: &Told) -> Option<String> {
+    let missing = match (told.has_evaluated, told.has_checkpoint) {
+        (true, true) => return None,
+        (true, false) => "no checkpoint",
+        (false, true) => "no evaluation pass",
+        (false, false) => "no evaluation pass and no checkpoint",
+    };
+    Some(format!(
+        "the soak had {missing}, and either can need more memory than training (hint: `tune_report.run(evaluate, \
+         checkpoint)`)"
+    ))
 }
 
 impl Executor for CommandExecutor {

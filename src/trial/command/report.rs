@@ -22,10 +22,12 @@
 //!
 //! A reader is strict about what it knows: a line that is no such object spoils the report.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use nix::fcntl::OFlag;
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +35,8 @@ use serde::{Deserialize, Serialize};
 pub const PROTOCOL: u32 = 1;
 /// The longest line that is read.
 const MAX_LINE_BYTES: usize = 1 << 20;
+/// A report may have so much: a hundred thousand lines of steps and samples.
+const MAX_REPORT_BYTES: u64 = 64 << 20;
 /// What one look at the file reads at most.
 const MAX_READ_BYTES: u64 = 4 << 20;
 /// Characters of a bad line that a message shows.
@@ -243,6 +247,9 @@ pub enum ReportError {
         /// What is wrong.
         reason: String,
     },
+    /// More than any number of steps explains.
+    #[error("the report is larger than {}", crate::units::Bytes(MAX_REPORT_BYTES))]
+    TooLarge,
     /// A line without end.
     #[error("line {line} of the report is longer than {MAX_LINE_BYTES} bytes")]
     TooLong {
@@ -258,19 +265,38 @@ pub struct Reader {
     /// The start of a line whose end is not there yet.
     pending: Vec<u8>,
     lines: u64,
+    read_bytes: u64,
+}
+
+/// What one look at a report took in.
+#[derive(Debug)]
+pub struct Chunk {
+    /// The lines that are whole.
+    pub lines: Vec<Line>,
+    /// Whether that was all there is.
+    pub is_last: bool,
 }
 
 impl Reader {
-    /// Makes the file, empty, and reads it from its start.
+    /// Makes the file, empty, and reads it from its start. What an earlier run left in its place goes: it may be anything.
     pub fn create(path: &Path) -> io::Result<Self> {
-        File::create(path)?;
-        Ok(Self { file: File::open(path)?, pending: Vec::new(), lines: 0 })
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        File::create_new(path)?;
+        Ok(Self { file: open_regular(path)?, pending: Vec::new(), lines: 0, read_bytes: 0 })
     }
 
     /// The lines that have been written whole since the last call. Bounded: the rest comes with the next call.
-    pub fn read(&mut self) -> Result<Vec<Line>, ReportError> {
+    pub fn read(&mut self) -> Result<Chunk, ReportError> {
         let mut bytes = Vec::new();
         self.file.by_ref().take(MAX_READ_BYTES).read_to_end(&mut bytes)?;
+        let is_last = (bytes.len() as u64) < MAX_READ_BYTES;
+        self.read_bytes = self.read_bytes.saturating_add(bytes.len() as u64);
+        if self.read_bytes > MAX_REPORT_BYTES {
+            return Err(ReportError::TooLarge);
+        }
         let mut lines = Vec::new();
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.pending.extend_from_slice(piece);
@@ -285,8 +311,15 @@ impl Reader {
                 self.pending.clear();
             }
         }
-        Ok(lines)
+        Ok(Chunk { lines, is_last })
     }
+}
+
+/// Opens a file that a program wrote: a regular one, and not whatever a link or a pipe in its place leads to.
+pub(super) fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
 }
 
 fn parse(number: u64, line: &[u8]) -> Result<Line, ReportError> {
@@ -315,12 +348,12 @@ mod tests {
     #[test]
     fn lines_come_whole_however_they_are_written() {
         let (_folder, mut file, mut reader) = report();
-        assert_eq!(reader.read().unwrap(), []);
+        assert_eq!(reader.read().unwrap().lines, []);
         file.write_all(b"{\"event\":\"hello\",\"protocol\":1,\"new\":[]}\n{\"event\":\"step\",\"st").unwrap();
         let hello = Hello { protocol: 1, ..Hello::default() };
-        assert_eq!(reader.read().unwrap(), [Line::Hello(hello)]);
+        assert_eq!(reader.read().unwrap().lines, [Line::Hello(hello)]);
         file.write_all(b"ep\":1,\"samples\":8,\"total_ms\":2.5}\n\n").unwrap();
-        let lines = reader.read().unwrap();
+        let lines = reader.read().unwrap().lines;
         assert!(
             matches!(&lines[..], [Line::Step(step)] if step.step == 1 && step.total_ms == 2.5 && step.loss.is_none())
         );

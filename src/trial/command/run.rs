@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::report::{EndLine, EndOutcome, Hello, Line, MarkLine, PROTOCOL, Reader, SampleLine, StepLine};
+use super::report::{Chunk, EndLine, EndOutcome, Hello, Line, MarkLine, PROTOCOL, Reader, SampleLine, StepLine};
 use crate::memory::oom::{self, OomClass};
 use crate::memory::{MemorySample, PoolState};
 use crate::text::harmless;
@@ -41,6 +41,8 @@ const AFTER_LAST_STEP: Duration = Duration::from_secs(30);
 const LOG_LINES: usize = 256;
 /// Warnings of a trial that are kept.
 const WARNINGS: usize = 32;
+/// A program's clock and ours may differ by this factor.
+const CLOCK_TOLERANCE: f64 = 1.05;
 /// Samples beyond one a step, and marks beyond one a step, that are kept.
 const SPARE: usize = 16;
 /// The longest text of a warning or an error, in characters.
@@ -72,6 +74,10 @@ pub(super) struct Told {
     pub(super) warnings: Vec<String>,
     /// Whether it had said nothing when the command's timeout came. It fits if it held memory of the card by then.
     pub(super) was_stopped_unheard: bool,
+    pub(super) has_evaluated: bool,
+    pub(super) has_checkpoint: bool,
+    /// Steps with another number of samples than the batch size.
+    pub(super) other_samples: u32,
 }
 
 /// Why following ends.
@@ -98,7 +104,7 @@ pub(super) fn follow(
 ) -> (Told, Outcome) {
     let oom_kills = terms.oom_kills.count();
     let now = Instant::now();
-    let mut following = Following { terms, told: Told::default(), begun: now, heard: now, end: None };
+    let mut following = Following { terms, told: Told::default(), begun: now, heard: now, told_ms: 0.0, end: None };
     let ending = following.until_it_ends(reader, &mut running, observe);
     let patience = &terms.patience;
     let end = match &ending {
@@ -114,8 +120,15 @@ pub(super) fn follow(
     told.was_stopped_unheard = matches!(ending, Ending::Overdue) && told.hello.is_none() && !terms.is_known_to_report;
     let rose = || terms.oom_kills.count() > oom_kills;
     let outcome = match ending {
-        Ending::Said(line) => said(line, &told),
-        Ending::WentOn => Outcome::Completed,
+        Ending::Said(line) => {
+            if let Some(Exit { status: Some(status @ 1..), .. }) = end.exit
+                && line.outcome == EndOutcome::Completed
+            {
+                told.warnings.push(format!("the program left with status {status} after its end"));
+            }
+            said(terms.trial, line, &told)
+        }
+        Ending::WentOn => ran(terms.trial, &told),
         Ending::Left => left(terms.trial, &told, &end, &rose),
         Ending::Spoiled(message) => Outcome::ProtocolError { message },
         Ending::Silent(waited) => Outcome::TimedOut { seconds: waited.as_secs_f64() },
@@ -130,6 +143,8 @@ struct Following<'a> {
     told: Told,
     begun: Instant,
     heard: Instant,
+    /// The times of all steps together.
+    told_ms: f64,
     end: Option<EndLine>,
 }
 
@@ -146,25 +161,22 @@ impl Following<'_> {
             for line in std::iter::from_fn(|| running.log_line()).take(LOG_LINES) {
                 observe(Observation::Log(line));
             }
-            // What it wrote before it left is there to be read: more than one look takes in at once, perhaps.
-            loop {
-                match reader.read() {
-                    Ok(lines) if lines.is_empty() => break,
-                    Ok(lines) => {
-                        self.heard = Instant::now();
-                        for line in lines {
-                            if let Err(ending) = self.hear(line, observe) {
-                                return ending;
-                            }
+            // One look takes in so much and no more: a report without end must not keep anybody waiting.
+            let is_read_up = match reader.read() {
+                Ok(Chunk { lines, is_last }) => {
+                    for line in lines {
+                        if let Err(ending) = self.hear(line, observe) {
+                            return ending;
                         }
                     }
-                    Err(error) => return Ending::Spoiled(error.to_string()),
+                    is_last
                 }
-            }
+                Err(error) => return Ending::Spoiled(error.to_string()),
+            };
             if let Some(end) = self.end.take() {
                 return Ending::Said(end);
             }
-            if has_left {
+            if has_left && is_read_up {
                 return Ending::Left;
             }
             if let Some(ending) = self.overdue() {
@@ -204,6 +216,9 @@ impl Following<'_> {
     }
 
     fn hear(&mut self, line: Line, observe: &mut dyn FnMut(Observation)) -> Result<(), Ending> {
+        if !matches!(line, Line::Warning { .. } | Line::Other) {
+            self.heard = Instant::now();
+        }
         let kept = self.terms.trial.total_steps() as usize + SPARE;
         match line {
             Line::Hello(hello) if hello.protocol != PROTOCOL => {
@@ -214,6 +229,9 @@ impl Following<'_> {
             }
             Line::Hello(hello) => self.told.hello = Some(hello),
             Line::Step(step) => self.step(&step, observe)?,
+            Line::Sample(sample) if sample.step > self.terms.trial.total_steps() => {
+                return Err(Ending::Spoiled(format!("the report has a sample after step {}", sample.step)));
+            }
             Line::Sample(sample) if self.told.series.samples.len() < kept => {
                 let sample = self.sample(&sample);
                 self.told.series.samples.push(sample);
@@ -221,8 +239,14 @@ impl Following<'_> {
             }
             Line::Mark(mark) if self.told.marks.len() < kept => self.told.marks.push(mark),
             Line::Trace {} => self.told.has_trace = true,
-            Line::Evaluation { loss } => self.told.series.evaluation_loss = loss,
-            Line::Checkpoint { bytes } => self.told.series.checkpoint_bytes = bytes,
+            Line::Evaluation { loss } => {
+                self.told.has_evaluated = true;
+                self.told.series.evaluation_loss = loss;
+            }
+            Line::Checkpoint { bytes } => {
+                self.told.has_checkpoint = true;
+                self.told.series.checkpoint_bytes = bytes;
+            }
             Line::Warning { text } if self.told.warnings.len() < WARNINGS => {
                 let text = shortened(&text);
                 self.told.warnings.push(text.clone());
@@ -258,9 +282,18 @@ impl Following<'_> {
             times.optimizer_ms,
             times.total_ms,
         ];
-        if figures.iter().any(|milliseconds| !milliseconds.is_finite() || *milliseconds < 0.0) {
+        let cannot_be = |milliseconds: &f64| !milliseconds.is_finite() || *milliseconds < 0.0;
+        if figures.iter().any(cannot_be) || times.total_ms <= 0.0 || times.data_wait_ms > times.total_ms {
             return Err(Ending::Spoiled(format!("step {expected} of the report has a time that cannot be")));
         }
+        self.told_ms += times.total_ms;
+        let passed_ms = self.begun.elapsed().as_secs_f64() * 1e3;
+        if self.told_ms > passed_ms * CLOCK_TOLERANCE {
+            let (told, passed) = (self.told_ms / 1e3, passed_ms / 1e3);
+            let what = format!("the report's steps took {told:.1} s, and only {passed:.1} s have passed");
+            return Err(Ending::Spoiled(what));
+        }
+        self.told.other_samples += u32::from(line.samples != self.terms.trial.point.batch_size as u64);
         if line.loss.is_some_and(|loss| !loss.is_finite()) {
             let end = EndLine {
                 outcome: EndOutcome::Diverged,
@@ -276,21 +309,26 @@ impl Following<'_> {
         Ok(())
     }
 
-    /// A sample in our terms. L is the larger of the largest free block and what could be had after a release.
+    /// A sample in our terms, under C whatever higher limit the program holds itself to. L is the larger of the largest free block and what could be had after a release.
     fn sample(&self, line: &SampleLine) -> MemorySample {
-        let limit_bytes =
-            self.told.hello.as_ref().and_then(|hello| hello.limit_bytes).unwrap_or(self.terms.limit_bytes);
+        let own_bytes = self.told.hello.as_ref().and_then(|hello| hello.limit_bytes).unwrap_or(u64::MAX);
+        let limit_bytes = self.terms.limit_bytes.min(own_bytes);
         let allocated_bytes = line.allocated_bytes;
+        let reserved_bytes = line.reserved_bytes.max(allocated_bytes);
         let unreleasable_bytes = line.unreleasable_bytes.unwrap_or(0);
         let after_release = limit_bytes.saturating_sub(allocated_bytes).saturating_sub(unreleasable_bytes);
         let largest_free_bytes = line.largest_free_bytes.unwrap_or(0);
         let state = PoolState {
             allocated_bytes,
             requested_bytes: line.requested_bytes.unwrap_or(allocated_bytes),
-            reserved_bytes: line.reserved_bytes,
+            reserved_bytes,
             limit_bytes,
             peak_allocated_bytes: line.peak_allocated_bytes.unwrap_or(allocated_bytes).max(allocated_bytes),
-            peak_reserved_bytes: line.peak_reserved_bytes.unwrap_or(line.reserved_bytes).max(line.reserved_bytes),
+            peak_reserved_bytes: line
+                .peak_reserved_bytes
+                .unwrap_or(reserved_bytes)
+                .max(reserved_bytes)
+                .max(line.peak_allocated_bytes.unwrap_or(0)),
             largest_free_bytes,
             largest_satisfiable_bytes: largest_free_bytes.max(after_release),
             unreleasable_bytes,
@@ -307,10 +345,14 @@ impl Following<'_> {
 }
 
 /// What a program's own word for its end means.
-fn said(line: EndLine, told: &Told) -> Outcome {
-    let step = u32::try_from(told.series.times.len()).ok();
+fn said(trial: &TrialSpec, line: EndLine, told: &Told) -> Outcome {
+    let done = told.series.times.len();
+    let step = u32::try_from(done).ok();
     match line.outcome {
-        EndOutcome::Completed => Outcome::Completed,
+        EndOutcome::Completed if done < trial.total_steps() as usize => {
+            Outcome::Failed { message: format!("ended its report after {done} of {} steps", trial.total_steps()) }
+        }
+        EndOutcome::Completed => ran(trial, told),
         EndOutcome::Diverged => Outcome::Diverged { step: line.step.or(step).unwrap_or(0) },
         EndOutcome::Failed => {
             Outcome::Failed { message: shortened(&line.message.unwrap_or_else(|| "it did not say why".to_owned())) }
@@ -331,6 +373,20 @@ fn said(line: EndLine, told: &Told) -> Outcome {
     }
 }
 
+/// What all steps mean: a program that runs another batch size in every one of them was not told, or did not listen.
+fn ran(trial: &TrialSpec, told: &Told) -> Outcome {
+    if told.other_samples < trial.total_steps() {
+        return Outcome::Completed;
+    }
+    Outcome::Failed {
+        message: format!(
+            "no step had {} samples, the batch size that was asked for (hint: put `{{batch_size}}` into `command.run`, or \
+             read TUNE_BATCH_SIZE)",
+            trial.point.batch_size
+        ),
+    }
+}
+
 /// What the end of a process means that said nothing of its end.
 fn left(trial: &TrialSpec, told: &Told, end: &End, oom_kills_rose: &dyn Fn() -> bool) -> Outcome {
     let Exit { status, signal } = end.exit.unwrap_or(Exit { status: None, signal: None });
@@ -340,7 +396,8 @@ fn left(trial: &TrialSpec, told: &Told, end: &End, oom_kills_rose: &dyn Fn() -> 
     let done = told.series.times.len();
     let total = trial.total_steps() as usize;
     match status {
-        Some(0) if told.hello.is_none() || done >= total => Outcome::Completed,
+        Some(0) if told.hello.is_none() => Outcome::Completed,
+        Some(0) if done >= total => ran(trial, told),
         Some(0) => Outcome::Failed { message: format!("left with status 0 after {done} of {total} steps") },
         Some(status) => {
             let explained = oom::explain(&end.log, None);
@@ -354,12 +411,12 @@ fn left(trial: &TrialSpec, told: &Told, end: &End, oom_kills_rose: &dyn Fn() -> 
                     phase: None,
                 };
             }
-            let log = if end.log.is_empty() {
-                "it printed nothing".to_owned()
-            } else {
-                format!("its last lines were:\n{}", end.log)
+            // The first line stands alone in tables, and an error mostly ends with what matters.
+            let message = match end.log.lines().rfind(|line| !line.trim().is_empty()) {
+                Some(last) => format!("left with status {status}: {last}\nits last lines were:\n{}", end.log),
+                None => format!("left with status {status} and printed nothing"),
             };
-            Outcome::Failed { message: format!("left with status {status}; {log}") }
+            Outcome::Failed { message }
         }
         None => Outcome::Crashed { signal, status, log: end.log.clone() },
     }

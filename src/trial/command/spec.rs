@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +20,9 @@ pub struct CommandSpec {
     pub run: Vec<Template>,
     /// Environment variables to set for it.
     pub env: BTreeMap<String, Template>,
-    /// Where it runs.
-    pub cwd: PathBuf,
+    /// Where it runs; `None` is where the tuner does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<PathBuf>,
     /// Python modules to import once and for all trials; empty starts each trial afresh.
     pub preload: Vec<String>,
     /// The longest that one run may take.
@@ -32,6 +33,17 @@ impl CommandSpec {
     /// Whether the placeholder is in the command or its environment.
     pub fn holds(&self, placeholder: Placeholder) -> bool {
         self.run.iter().chain(self.env.values()).any(|template| template.holds(placeholder))
+    }
+
+    /// The first file that the command names and that was changed after `since`, such as its script: what was measured
+    /// before is not of it.
+    pub fn changed_since(&self, since: SystemTime) -> Option<&str> {
+        let folder = self.cwd.as_deref().unwrap_or(Path::new(""));
+        let is_newer = |name: &&str| {
+            let metadata = std::fs::metadata(folder.join(name)).ok().filter(std::fs::Metadata::is_file);
+            metadata.and_then(|metadata| metadata.modified().ok()).is_some_and(|modified| modified > since)
+        };
+        self.run.iter().map(Template::as_written).find(is_newer)
     }
 
     /// A name for a study of it: the script's, else the program's.
@@ -198,6 +210,15 @@ mod tests {
         let bounds = Bounds { limit_bytes: None, alloc_conf: None };
         let found: BTreeMap<_, _> = environment(&command, &filling, &files, bounds).into_iter().collect();
         assert_eq!((found["TUNE_BATCH_SIZE"].as_str(), found["MINE"].as_str()), ("8", "mine"));
+    }
+
+    #[test]
+    fn a_script_that_changed_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("train.py"), "").unwrap();
+        let command = CommandSpec { cwd: Some(folder.path().to_owned()), ..command(&["python3", "train.py", "--x"]) };
+        assert_eq!(command.changed_since(SystemTime::UNIX_EPOCH), Some("train.py"));
+        assert_eq!(command.changed_since(SystemTime::now() + Duration::from_secs(60)), None);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Commands and trials for this room's tests.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::spec::CommandSpec;
@@ -14,7 +13,7 @@ pub(super) fn command(run: &[&str]) -> CommandSpec {
     CommandSpec {
         run: run.iter().map(|argument| Template::parse(argument).unwrap()).collect(),
         env: std::collections::BTreeMap::new(),
-        cwd: PathBuf::from("/"),
+        cwd: None,
         preload: Vec::new(),
         timeout: Duration::from_secs(60),
     }

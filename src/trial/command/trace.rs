@@ -6,14 +6,16 @@
 //!
 //! The program does not say where the optimizer steps, and need not: it does so in the last step of each update.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use super::report::{MarkKind, MarkLine};
+use super::report::{MarkKind, MarkLine, open_regular};
 use crate::memory::snapshot::{Action, Entry, Snapshot, SnapshotError};
 use crate::memory::trace::{Obstacle, TraceHeader, TraceWriter};
 use crate::memory::{Event, Mark, Phase};
+use crate::units::Bytes;
 
 /// The largest snapshot that is read: one of ten million events has about 1 GiB.
 const MAX_SNAPSHOT_BYTES: u64 = 2 << 30;
@@ -33,6 +35,14 @@ pub enum TraceError {
     /// The program gave no marks.
     #[error("the report marks no steps")]
     NoMarks,
+    /// The trace is of something else than what was sampled.
+    #[error("the trace peaks at {}, and the samples of the same run at {}", Bytes(*.traced_bytes), Bytes(*.sampled_bytes))]
+    DoesNotAgree {
+        /// The trace's live bytes at their highest.
+        traced_bytes: u64,
+        /// The samples' highest A.
+        sampled_bytes: u64,
+    },
     /// A mark lies past the end.
     #[error("the report's marks do not fit the trace: {allocations} allocations and {frees} frees were never reached")]
     MarksDoNotFit {
@@ -43,13 +53,24 @@ pub enum TraceError {
     },
 }
 
+/// What the trial itself tells of a probe.
+#[derive(Clone, Copy, Debug)]
+pub struct Beside {
+    /// Micro-batches per optimizer step.
+    pub accumulation: usize,
+    /// The highest A of its samples; 0 without samples.
+    pub sampled_peak_bytes: u64,
+}
+
 /// Reads the snapshot, puts the marks in, and writes the trace to `path`. Gives the number of events.
-pub fn convert(snapshot: &Path, marks: &[MarkLine], accumulation: usize, path: &Path) -> Result<usize, TraceError> {
-    let mut data = Vec::new();
-    File::open(snapshot)?.take(MAX_SNAPSHOT_BYTES + 1).read_to_end(&mut data)?;
-    if data.len() as u64 > MAX_SNAPSHOT_BYTES {
+pub fn convert(snapshot: &Path, marks: &[MarkLine], beside: Beside, path: &Path) -> Result<usize, TraceError> {
+    let Beside { accumulation, sampled_peak_bytes } = beside;
+    let file = open_regular(snapshot)?;
+    if file.metadata()?.len() > MAX_SNAPSHOT_BYTES {
         return Err(io::Error::from(io::ErrorKind::FileTooLarge).into());
     }
+    let mut data = Vec::new();
+    file.take(MAX_SNAPSHOT_BYTES).read_to_end(&mut data)?;
     let snapshot = Snapshot::read(&data)?;
     drop(data);
     let device = snapshot.busiest_device();
@@ -59,6 +80,7 @@ pub fn convert(snapshot: &Path, marks: &[MarkLine], accumulation: usize, path: &
     }
     let entries = snapshot.traces.get(device).map_or(&[][..], Vec::as_slice);
     let events = with_marks(&trace.events, &trace.source, entries, marks, accumulation)?;
+    agree(peak_live_bytes(&events), sampled_peak_bytes)?;
     let header = TraceHeader { device: format!("cuda:{device}"), conf: trace.conf.to_string(), limit_bytes: None };
     // As with a probe of our own, the file gets its name when it is whole.
     let draft = path.with_extension("trace.draft");
@@ -67,6 +89,29 @@ pub fn convert(snapshot: &Path, marks: &[MarkLine], accumulation: usize, path: &
     writer.finish()?.sync_all()?;
     std::fs::rename(&draft, path)?;
     Ok(events.len())
+}
+
+/// A sample counts rounded sizes and a trace those asked for, so they agree within a fifth.
+fn agree(traced_bytes: u64, sampled_bytes: u64) -> Result<(), TraceError> {
+    let differ = traced_bytes.abs_diff(sampled_bytes) > sampled_bytes / 5;
+    if sampled_bytes > 0 && differ { Err(TraceError::DoesNotAgree { traced_bytes, sampled_bytes }) } else { Ok(()) }
+}
+
+/// The highest number of bytes that are live at once.
+fn peak_live_bytes(events: &[Event]) -> u64 {
+    let (mut sizes, mut live, mut peak) = (HashMap::new(), 0_u64, 0_u64);
+    for event in events {
+        match event {
+            Event::Alloc { ordinal, bytes, .. } => {
+                sizes.insert(*ordinal, *bytes);
+                live = live.saturating_add(*bytes);
+                peak = peak.max(live);
+            }
+            Event::Free { ordinal } => live = live.saturating_sub(sizes.remove(ordinal).unwrap_or(0)),
+            Event::FreeRequested { .. } | Event::Mark(_) => {}
+        }
+    }
+    peak
 }
 
 /// The events with the marks among them. Where the last step has ended the events do too: what follows (the snapshot
@@ -218,13 +263,23 @@ mod tests {
         );
     }
 
+    const BESIDE: Beside = Beside { accumulation: 1, sampled_peak_bytes: 0 };
+
     #[test]
-    fn a_trace_that_began_late_is_refused() {
+    fn a_trace_of_something_else_than_the_run_is_told_apart() {
+        let events = snapshot("ABbCa").trace(0).events;
+        assert_eq!(peak_live_bytes(&events), 1024);
+        assert!(agree(1024, 0).is_ok() && agree(1024, 1100).is_ok());
+        assert!(agree(1024, 72 << 20).is_err() && agree(72 << 20, 1024).is_err());
+    }
+
+    #[test]
+    fn a_file_that_is_no_snapshot_leaves_no_trace() {
         let folder = tempfile::tempdir().unwrap();
         let (file, out) = (folder.path().join("s.pickle"), folder.path().join("p.trace"));
         std::fs::write(&file, b"no pickle").unwrap();
-        assert!(matches!(convert(&file, &[], 1, &out), Err(TraceError::Snapshot(_))));
-        assert!(matches!(convert(&folder.path().join("none"), &[], 1, &out), Err(TraceError::Io(_))));
+        assert!(matches!(convert(&file, &[], BESIDE, &out), Err(TraceError::Snapshot(_))));
+        assert!(matches!(convert(&folder.path().join("none"), &[], BESIDE, &out), Err(TraceError::Io(_))));
         assert!(!out.exists());
     }
 }

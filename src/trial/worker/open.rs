@@ -186,3 +186,40 @@ impl Supplies for Stock<'_> {
         Box::new(Loader::with_rules(Arc::clone(self.evaluation), config, rules))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::spec::{Purpose, TrialId};
+
+    fn trial(purpose: Purpose, accumulation_steps: usize, steps: u32) -> TrialSpec {
+        let point = Point {
+            batch_size: 4,
+            accumulation_steps,
+            loader_workers: 0,
+            prefetch_depth: 0,
+            device_prefetch: 0,
+            pin_memory: false,
+            gradient_checkpointing: crate::train::GradientCheckpointing::None,
+            trim: crate::memory::Trim::Never,
+            alloc_conf: None,
+        };
+        TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 0, steps, sample_every: 2 }
+    }
+
+    #[test]
+    fn every_trial_has_a_longest_batch_with_optimizer_state_and_a_probe_nothing_else() {
+        assert_eq!(longest(&trial(Purpose::Probe, 4, 8)), Longest::Always);
+        for (purpose, accumulation, steps, first) in [
+            (Purpose::Ladder, 1, 12, 1),
+            (Purpose::Ladder, 8, 12, 2),
+            (Purpose::Ladder, 4, 1, 0),
+            (Purpose::Soak, 8, 5, 8),
+        ] {
+            let trial = trial(purpose, accumulation, steps);
+            let longest = longest(&trial);
+            assert_eq!(longest, Longest::Every { first, period: LONGEST_EVERY });
+            assert!((0..u64::from(trial.total_steps())).any(|batch| longest.includes(batch)));
+        }
+    }
+}

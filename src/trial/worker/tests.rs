@@ -10,6 +10,7 @@ use candle_core::Device;
 
 use super::open::{Batches, Supplies, Training};
 use super::*;
+use crate::data::rules::Skipped;
 use crate::data::{Batch, DataError, DataSpec, HostBatch, HostValues};
 use crate::device::{DeviceChoice, DeviceFacts, DeviceSession, LargestRequest, StepError};
 use crate::memory::{AllocatorKind, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState, Trim};
@@ -50,6 +51,8 @@ struct Script {
     uneven: Duration,
     /// What the source of the batches takes for each.
     slow_source: Duration,
+    /// Samples that could not be read.
+    skipped: u64,
 }
 
 struct FakeSession {
@@ -188,19 +191,27 @@ impl Training for FakeTrainer {
     }
 }
 
-struct FakeBatches(usize, Duration);
+struct FakeBatches {
+    samples: usize,
+    skipped: u64,
+    slow_source: Duration,
+}
 
 impl Batches for FakeBatches {
     fn next_batch(&mut self) -> Result<HostBatch, DataError> {
-        std::thread::sleep(self.1);
+        std::thread::sleep(self.slow_source);
         Ok(HostBatch {
-            input: HostValues::U32(vec![1; self.0]),
-            input_shape: vec![self.0, 1],
-            target: HostValues::U32(vec![2; self.0]),
-            target_shape: vec![self.0, 1],
-            samples: self.0,
+            input: HostValues::U32(vec![1; self.samples]),
+            input_shape: vec![self.samples, 1],
+            target: HostValues::U32(vec![2; self.samples]),
+            target_shape: vec![self.samples, 1],
+            samples: self.samples,
             ballast: Vec::new(),
         })
+    }
+
+    fn skipped(&self) -> Skipped {
+        Skipped { samples: self.skipped, first: (self.skipped > 0).then(|| "`7.jpg` is empty".to_owned()) }
     }
 }
 
@@ -215,10 +226,18 @@ impl Supplies for FakeSupplies {
         Ok(Box::new(FakeTrainer { script, steps: 0, updates: 0, calls, unreached: Vec::new() }))
     }
     fn training_batches(&self, point: &Point) -> Box<dyn Batches> {
-        Box::new(FakeBatches(point.batch_size, self.script.slow_source))
+        Box::new(FakeBatches {
+            samples: point.batch_size,
+            skipped: self.script.skipped,
+            slow_source: self.script.slow_source,
+        })
     }
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
-        Box::new(FakeBatches(point.batch_size, self.script.slow_source))
+        Box::new(FakeBatches {
+            samples: point.batch_size,
+            skipped: self.script.skipped,
+            slow_source: self.script.slow_source,
+        })
     }
 }
 
@@ -646,6 +665,14 @@ fn a_stop_ends_the_trial_after_the_step() {
         }
     });
     assert_eq!((told.outcome.clone(), told.steps(), told.clean), (Outcome::Cancelled, 2, true));
+}
+
+#[test]
+fn samples_that_were_skipped_are_a_warning() {
+    let told = run(&spec(Purpose::Ladder, 2), &Script { skipped: 2, ..Script::default() });
+    assert_eq!(told.outcome, Outcome::Completed);
+    assert_eq!(told.warnings(), ["2 bad samples skipped, the first of them: `7.jpg` is empty"]);
+    assert!(run(&spec(Purpose::Ladder, 2), &Script::default()).warnings().is_empty());
 }
 
 /// What the worker's input ends in, and what it asked before.

@@ -27,8 +27,8 @@ fn jpeg(seed: u64) -> io::Result<Vec<u8>> {
     let mut file = Vec::new();
     let mut encoder = jpeg_encoder::Encoder::new(&mut file, QUALITY);
     encoder.set_sampling_factor(jpeg_encoder::SamplingFactor::F_2_2);
-    let encoded = encoder.encode(&pixels(seed), WIDTH as u16, HEIGHT as u16, jpeg_encoder::ColorType::Rgb);
-    encoded.map_err(io::Error::other)?;
+    let written = encoder.encode(&pixels(seed), WIDTH as u16, HEIGHT as u16, jpeg_encoder::ColorType::Rgb);
+    written.map_err(io::Error::other)?;
     Ok(file)
 }
 

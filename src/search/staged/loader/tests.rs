@@ -1,7 +1,6 @@
 //! The loader's stage as sentences, and against the best of the full grid over simulated loaders.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -236,7 +235,7 @@ fn a_program_of_the_user_s_own_is_never_asked_for_its_loader_alone() {
     plan.subject = Subject::Command(CommandSpec {
         run: Vec::new(),
         env: BTreeMap::new(),
-        cwd: PathBuf::new(),
+        cwd: None,
         preload: Vec::new(),
         timeout: Duration::from_secs(60),
     });
