@@ -34,7 +34,7 @@ mod tests;
 pub const LOADER_TRIALS: usize = 5;
 /// ... of which so many may be of the loader alone.
 pub const THROUGHPUT_TRIALS: usize = 3;
-/// Waiting up to this share of the time may be unevenness.
+/// Waiting up to this share of the time is taken for unevenness first.
 const UNEVENNESS: f64 = 0.1;
 
 impl Staged {
@@ -107,7 +107,7 @@ impl Staged {
     }
 
     /// Whether a point of the same batch size is not ruled out, by `reason` or by the host's memory.
-    fn is_allowed(&mut self, point: Point, (_, seen): &Safe<'_>, reason: Option<String>) -> bool {
+    pub(super) fn is_allowed(&mut self, point: Point, (_, seen): &Safe<'_>, reason: Option<String>) -> bool {
         let of_memory = || LoaderMemory::of(&point, &seen.record).and_then(|memory| memory.breach());
         match reason.or_else(of_memory) {
             Some(reason) => {
@@ -140,10 +140,11 @@ impl Staged {
         {
             return Ok(Some(self.with_workers(point, workers)));
         }
-        let may_be_uneven = (DATA_WAIT_ALLOWED..=UNEVENNESS).contains(&data_wait(trial));
-        let is_uneven = may_be_uneven && !search.climb.is_short(point.loader_workers);
-        let deeper = if is_uneven { self.deeper(search, point) } else { None };
-        Ok(deeper.or_else(|| search.promising().map(|workers| self.with_workers(point, workers))))
+        let wait = data_wait(trial);
+        let may_be_uneven = wait > DATA_WAIT_ALLOWED && !search.climb.is_short(point.loader_workers);
+        let deeper = if may_be_uneven { self.deeper(search, point) } else { None };
+        let other_workers = search.promising().map(|workers| self.with_workers(point, workers));
+        Ok(if wait <= UNEVENNESS { deeper.or(other_workers) } else { other_workers.or(deeper) })
     }
 
     /// The fewest workers that are enough by the rates of the loader alone; leaves with the next trial that tells. `None`

@@ -193,6 +193,14 @@ fn uneven_batches_get_a_deeper_prefetch_before_more_workers() {
 }
 
 #[test]
+fn where_no_other_workers_are_to_be_had_a_deeper_prefetch_is_tried_whatever_the_wait() {
+    let line = Line { unevenness: 0.3, ..EVEN };
+    let played = played(&plan_with(&[4], &[2, 1]), |spec| line.script(spec));
+    assert_eq!(of_loader(&played), [(Purpose::Loader, 4, 2)]);
+    assert_eq!(chosen(&played), (4, 2));
+}
+
+#[test]
 fn loading_on_demand_is_proposed_only_where_nothing_else_is_listed() {
     let line = Line { batch: 0.25, ..EVEN };
     let depths = |depths: &[usize]| {
