@@ -102,6 +102,11 @@ impl Error {
                 | ExportError::NothingToMerge { .. }
                 | ExportError::NoObject { .. }
                 | ExportError::NotJson { .. }
+                | ExportError::TooDeep { .. }
+                | ExportError::TooLarge { .. }
+                | ExportError::NumberLost { .. }
+                | ExportError::Twice { .. }
+                | ExportError::Replicas { .. }
                 | ExportError::NoJson
                 | ExportError::OutputIsInput { .. } => exit_code::USAGE,
             },

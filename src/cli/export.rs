@@ -3,21 +3,22 @@
 use std::path::Path;
 
 use super::{ExportArgs, input, print_result};
-use crate::config;
+use crate::config::{self, Plan};
 use crate::device::facts;
 use crate::error::Error;
 use crate::exit_code;
 use crate::progress::say;
-use crate::report::export::{self, ExportError, Request};
+use crate::report::export::{self, ExportError, Request, base};
 use crate::report::{Recommendation, recommendation};
 use crate::trial::disk;
 
 pub(super) fn run(args: &ExportArgs) -> Result<u8, Error> {
     let recommendation = Recommendation::read(&args.recommendation)?;
-    let expected = match &args.config {
-        Some(path) => Some(config::load(path, &args.changes.overrides())?.plan.sha256()),
+    let plan = match &args.config {
+        Some(path) => Some(config::load(path, &args.changes.overrides())?.plan),
         None => None,
     };
+    let expected = plan.as_ref().map(Plan::sha256);
     let base = args.into.as_deref().map(json).transpose()?;
     let exported = export::export(&Request {
         recommendation: &recommendation,
@@ -26,6 +27,9 @@ pub(super) fn run(args: &ExportArgs) -> Result<u8, Error> {
         base: base.as_ref(),
         shared_memory_bytes: shared_memory(&recommendation),
     })?;
+    if let Some(plan) = &plan {
+        refuse_other_replicas(&recommendation, plan.target.replicas)?;
+    }
     match &args.output {
         Some(path) => {
             refuse_recommendation_as_output(&args.recommendation, path)?;
@@ -48,9 +52,15 @@ fn shared_memory(recommendation: &Recommendation) -> Option<u64> {
 /// A file of the format, to merge the recommendation into.
 fn json(path: &Path) -> Result<serde_json::Value, Error> {
     let text = input::text(path)?;
-    serde_json::from_str(&text).map_err(|error| {
-        Error::Export(ExportError::NotJson { path: path.to_owned(), line: error.line(), column: error.column() })
-    })
+    Ok(base::read(path, &text)?)
+}
+
+/// The file does not tell the number of replicas, but its figures come to one, and whoever edits one of them changes it.
+fn refuse_other_replicas(recommendation: &Recommendation, expected: usize) -> Result<(), ExportError> {
+    let Some(recommended) = &recommendation.recommended else { return Ok(()) };
+    let of_a_replica = recommended.batch_size.saturating_mul(recommended.accumulation_steps).max(1);
+    let found = recommended.effective_batch_size / of_a_replica;
+    if found == expected { Ok(()) } else { Err(ExportError::Replicas { expected, found }) }
 }
 
 /// An export in place of the recommendation that it is of would lose the latter.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Bench, HOSTILE, hostile, recommendation, variables, with};
+use crate::support::{Bench, HOSTILE, drives_a_terminal, hostile, recommendation, text_of, variables, with};
 
 /// What every launch gets in its environment.
 fn expect_environment(read: &std::collections::BTreeMap<String, String>, conf: &str) {
@@ -31,6 +31,10 @@ fn expect_environment(read: &std::collections::BTreeMap<String, String>, conf: &
 fn shells_evaluate_assignments_and_nothing_else() {
     for text in HOSTILE {
         let bench = Bench::new(&hostile(text));
+        if drives_a_terminal(text) {
+            assert!(bench.refused(&["--format", "env"], 2).contains("`PYTORCH_CUDA_ALLOC_CONF`"), "{text:?}");
+            continue;
+        }
         bench.write("tune.env", &bench.exported("env"));
         for shell in ["sh", "bash"] {
             let environment = bench.run(shell, &["-euc", "tune_env=$(cat tune.env)\neval \"$tune_env\"\nexec env -0"]);
@@ -93,7 +97,9 @@ fn python_reads_the_whole_recommendation_as_json() {
     for text in HOSTILE {
         let expected = hostile(text);
         let bench = Bench::new(&expected);
-        bench.write("recommendation.json", &bench.exported("json"));
+        let exported = bench.exported("json");
+        assert!(!exported.contains(|c: char| c.is_control() && c != '\n'), "{exported:?}");
+        bench.write("recommendation.json", &exported);
         let mut read = bench.python("import json; print(json.dumps(json.load(open('recommendation.json'))))");
         // Fields with a default, which the file may leave out.
         read["checks"][0].as_object_mut().unwrap().remove("warning");
@@ -247,12 +253,21 @@ fn f32_leaves_deepspeeds_types_alone() {
     let output = bench.tune_export(&["--format", "deepspeed", "--into", "ds.json"]);
     let read: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(read["bf16"], json!({"enabled": true}));
+    let note = "note: the file keeps `bf16` enabled, and the recommendation has `precision: f32`";
+    assert!(text_of(&output.stderr).contains(note), "{output:?}");
+    bench.write("ds.json", r#"{"bf16": {"enabled": false}}"#);
+    let output = bench.tune_export(&["--format", "deepspeed", "--into", "ds.json"]);
+    assert!(!text_of(&output.stderr).contains("the file keeps"), "{output:?}");
 }
 
 #[test]
 fn the_batch_script_launches_with_the_settings() {
     for text in HOSTILE {
         let bench = Bench::new(&hostile(text));
+        if drives_a_terminal(text) {
+            assert!(bench.refused(&["--format", "slurm"], 2).contains("`PYTORCH_CUDA_ALLOC_CONF`"), "{text:?}");
+            continue;
+        }
         bench.write("tuned.sbatch", &bench.exported("slurm"));
         let environment = bench.run("sbatch", &["tuned.sbatch", "env", "-0"]);
         let read = variables(&environment);

@@ -6,7 +6,7 @@ use crate::support::{Bench, recommendation, with};
 
 #[test]
 fn a_value_that_a_format_cannot_hold_names_itself() {
-    let cases: [(&str, &str, Value, &str); 14] = [
+    let cases: [(&str, &str, Value, &str); 13] = [
         ("hf", "/recommended/precision", "bf16".into(), "`precision: bf16`"),
         ("accelerate", "/recommended/precision", "f16".into(), "`precision: f16`"),
         ("deepspeed", "/recommended/precision", "bf16".into(), "`precision: bf16`"),
@@ -17,7 +17,6 @@ fn a_value_that_a_format_cannot_hold_names_itself() {
         ("accelerate", "/recommended/gradient_checkpointing", "blocks".into(), "`gradient_checkpointing: blocks`"),
         ("torch", "/recommended/prefetch_depth", 0.into(), "`prefetch_depth: 0`"),
         ("hf", "/recommended/prefetch_depth", 0.into(), "`prefetch_depth: 0`"),
-        ("torch", "/recommended/allocator/limit_bytes", (81_u64 << 30).into(), "`allocator.limit_bytes: 86973087744`"),
         ("env", "/recommended/allocator/conf", "a\0b".into(), "`PYTORCH_CUDA_ALLOC_CONF`"),
         ("slurm", "/recommended/allocator/conf", "a\0b".into(), "`PYTORCH_CUDA_ALLOC_CONF`"),
         ("k8s", "/recommended/allocator/conf", "a\0b".into(), "`PYTORCH_CUDA_ALLOC_CONF`"),
@@ -26,11 +25,22 @@ fn a_value_that_a_format_cannot_hold_names_itself() {
         let error = Bench::new(&with(path, value)).refused(&["--format", format], 2);
         assert!(error.contains(words), "{format}: {error}");
     }
+    // More than the whole card.
+    let mut beyond = with("/recommended/allocator/limit_bytes", (81_u64 << 30).into());
+    beyond["measured"]["limit_bytes"] = (81_u64 << 30).into();
+    let error = Bench::new(&beyond).refused(&["--format", "torch"], 2);
+    assert!(error.contains("`allocator.limit_bytes: 86973087744`"), "{error}");
 }
 
 #[test]
 fn a_recommendation_that_cannot_be_right_is_refused() {
-    let cases: [(&str, Value, &str); 12] = [
+    let cases: [(&str, Value, &str); 18] = [
+        ("/checks", json!([]), "`checks` is empty"),
+        ("/measured/peak_reserved_bytes", (41_u64 << 30).into(), "is above `limit_bytes: 42949672960`"),
+        ("/recommended/allocator/limit_bytes", (41_u64 << 30).into(), "is not the limit that was measured under"),
+        ("/measured/samples_per_second", (-1.0).into(), "`measured.samples_per_second`"),
+        ("/measured/fragmentation/max", (-0.5).into(), "`measured.fragmentation.max`"),
+        ("/recommended/loader_workers", 1025.into(), "`loader_workers: 1025` is over 1024"),
         ("/recommended/batch_size", 0.into(), "`batch_size` is 0"),
         ("/recommended/accumulation_steps", 0.into(), "`accumulation_steps` is 0"),
         ("/recommended/effective_batch_size", 0.into(), "`effective_batch_size` is 0"),
@@ -47,6 +57,16 @@ fn a_recommendation_that_cannot_be_right_is_refused() {
     for (path, value, words) in cases {
         let error = Bench::new(&with(path, value)).refused(&[], 2);
         assert!(error.contains(words) && error.contains("recommendation.yaml"), "{path}: {error}");
+    }
+    let bench = Bench::new(&recommendation());
+    let text = serde_yaml::to_string(&recommendation()).unwrap();
+    for figure in [".nan", ".inf"] {
+        bench.write(
+            "recommendation.yaml",
+            &text.replace("samples_per_second: 12.5", &format!("samples_per_second: {figure}")),
+        );
+        let error = bench.refused(&[], 2);
+        assert!(error.contains("`measured.samples_per_second`"), "{figure}: {error}");
     }
     let error = Bench::new(&with("/recommended/batch_size", (-1).into())).refused(&[], 2);
     assert!(error.contains("batch_size"), "{error}");
@@ -85,6 +105,15 @@ fn only_deepspeed_is_merged_and_only_into_its_configuration() {
     assert!(into("deepspeed", "list.json").contains("`$` of the file"));
     assert!(into("deepspeed", "broken.json").contains("`broken.json` is not JSON: line 2 column 1"));
     assert!(into("deepspeed", "text.json").contains("`bf16` of the file"));
+    for (text, words) in [
+        (r#"{"optimizer": {"params": {"lr": 0.10000000000000000000001}}}"#, "the number at `optimizer.params.lr`"),
+        (r#"{"fp16": {}, "fp16": {}}"#, "has `fp16` twice"),
+        (&"[".repeat(1000), "nested too deeply"),
+    ] {
+        bench.write("lossy.json", text);
+        let error = into("deepspeed", "lossy.json");
+        assert!(error.contains(words), "{error}");
+    }
     assert!(into("deepspeed", "missing.json").contains("cannot read `missing.json`"));
 }
 
@@ -104,8 +133,18 @@ fn an_output_is_whole_or_not_there() {
 
     assert!(bench.refused(&["--output", "./recommendation.yaml"], 2).contains("is the recommendation itself"));
     assert!(bench.refused(&["--output", "no/such/folder"], 2).contains("cannot write `no/such/folder`"));
+    // Through links, as a shell would: to a file, and to one that is not there yet.
+    std::os::unix::fs::symlink("tune.env", bench.path("link")).unwrap();
+    std::os::unix::fs::symlink("link-of-new", bench.path("to-new")).unwrap();
+    std::os::unix::fs::symlink("new.env", bench.path("link-of-new")).unwrap();
+    bench.write("tune.env", "old");
+    for (link, file) in [("link", "tune.env"), ("to-new", "new.env")] {
+        assert!(bench.tune_export(&["--output", link]).status.success());
+        assert!(bench.path(link).is_symlink() && !bench.path(file).is_symlink());
+        assert_eq!(std::fs::read_to_string(bench.path(file)).unwrap(), bench.exported("env"));
+    }
     let left: Vec<_> = std::fs::read_dir(bench.path(".")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left.len(), 3, "{left:?}");
+    assert_eq!(left.len(), 7, "{left:?}");
 }
 
 #[test]
@@ -117,6 +156,11 @@ fn an_answer_of_the_search_passes_the_validation() {
         let output = bench.tune_export(&["--format", format, "--config", "small.yaml"]);
         assert!(output.status.success(), "{format}: {output:?}");
     }
+    // Whoever edits a figure changes the number of replicas that the others come to.
+    let text = std::fs::read_to_string(bench.path("recommendation.yaml")).unwrap();
+    bench.write("recommendation.yaml", &text.replace("effective_batch_size: 2", "effective_batch_size: 4"));
+    let error = bench.refused(&["--config", "small.yaml"], 2);
+    assert!(error.contains("for 2 replicas") && error.contains("`target.replicas` is 1"), "{error}");
 }
 
 #[test]

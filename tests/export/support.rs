@@ -11,7 +11,9 @@ pub(crate) fn repository() -> &'static Path {
 }
 
 /// Texts that try to be more than a text. Each would make a file `owned` if anything ran it.
-pub(crate) const HOSTILE: [&str; 18] = [
+pub(crate) const HOSTILE: [&str; 20] = [
+    "\u{1b}[2J\u{1b}]0;owned\u{7}",
+    "日本 🚀 é\u{2028}\u{feff}",
     "it's \"quoted\" \\ and back\\",
     "$(touch owned)",
     "`touch owned`",
@@ -31,6 +33,11 @@ pub(crate) const HOSTILE: [&str; 18] = [
     "!!python/object/apply:os.system ['touch owned']",
     "x\n#SBATCH --wrap=\"touch owned\"\n- name: PATH\n  value: .\n---\n",
 ];
+
+/// Whether a terminal would obey a text, so that no shell script is made of it.
+pub(crate) fn drives_a_terminal(text: &str) -> bool {
+    text.contains(|c: char| c.is_control() && !"\n\t".contains(c))
+}
 
 /// A safe recommendation, as made on a card for a PyTorch program.
 pub(crate) fn recommendation() -> Value {

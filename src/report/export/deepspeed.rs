@@ -49,8 +49,24 @@ impl Exporter for Deepspeed {
 
     fn notes(&self, answer: &Answer<'_>) -> Vec<String> {
         let loader = pytorch::loader_note(answer).into_iter();
-        loader.chain(pytorch::batch_norm_notes(answer)).chain(pytorch::left_out_notes(answer)).collect()
+        let notes = loader.chain(pytorch::batch_norm_notes(answer)).chain(pytorch::left_out_notes(answer));
+        notes.chain(type_note(answer)).collect()
     }
+}
+
+/// A type that the file enables and that was not measured.
+fn type_note(answer: &Answer<'_>) -> Option<String> {
+    let base = answer.base.filter(|_| answer.recommended.precision == Precision::F32)?;
+    let is_on = |name: &&&str| match base.get(**name).and_then(|section| section.get("enabled")) {
+        Some(Value::Bool(enabled)) => *enabled,
+        // `auto`, which the launcher decides.
+        Some(Value::String(_)) => true,
+        _ => false,
+    };
+    let name = TYPES.iter().find(is_on)?;
+    Some(format!(
+        "the file keeps `{name}` enabled, and the recommendation has `precision: f32` (hint: if the script does not train in it by itself, tune again with that precision, or disable it)"
+    ))
 }
 
 /// Enables one type and disables the others that the file has.

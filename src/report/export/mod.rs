@@ -8,12 +8,15 @@
 //! Texts in a recommendation are strangers' words. Each format quotes them by its own rules ([`quote`]), and
 //! `tests/export.rs` has the shell, Python and YAML parsers read them back.
 
+use std::fmt::Write;
+
 use crate::report::Recommendation;
 use crate::report::recommendation::Recommended;
 use crate::search::recommend::Status;
 
 pub mod accelerate;
 pub mod args;
+pub mod base;
 pub mod deepspeed;
 pub mod env;
 pub mod hf;
@@ -182,9 +185,19 @@ fn name_of(value: &impl serde::Serialize) -> String {
 
 /// JSON for a file: indented, and with a line end.
 fn pretty_json(value: &impl serde::Serialize) -> Result<String, ExportError> {
-    let mut text = serde_json::to_string_pretty(value).map_err(|_| ExportError::NoJson)?;
-    text.push('\n');
-    Ok(text)
+    let text = serde_json::to_string_pretty(value).map_err(|_| ExportError::NoJson)?;
+    // JSON's own rules leave some control characters as they are, and a terminal would obey them. They are in strings.
+    let mut escaped = String::with_capacity(text.len() + 1);
+    for character in text.chars() {
+        if character.is_control() && character != '\n' {
+            // Writing to a String cannot fail.
+            let _ = write!(escaped, "\\u{:04x}", u32::from(character));
+        } else {
+            escaped.push(character);
+        }
+    }
+    escaped.push('\n');
+    Ok(escaped)
 }
 
 /// Why a recommendation is not exported.
@@ -244,6 +257,50 @@ pub enum ExportError {
         line: usize,
         /// Where in that line.
         column: usize,
+    },
+    /// The file to merge into goes deeper than is read.
+    #[error("`{}` is nested too deeply: line {line} column {column}", path.display())]
+    TooDeep {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Where that is found.
+        line: usize,
+        /// Where in that line.
+        column: usize,
+    },
+    /// The file to merge into has a number beyond every type.
+    #[error("`{}` has a number that is too large: line {line} column {column}", path.display())]
+    TooLarge {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Where.
+        line: usize,
+        /// Where in that line.
+        column: usize,
+    },
+    /// A number of the file to merge into has more digits than would come out again.
+    #[error(
+        "the number at `{key}` of the file to merge into cannot be kept as it is (hint: write it with at most 15 digits)"
+    )]
+    NumberLost {
+        /// Where.
+        key: String,
+    },
+    /// The file to merge into does not say which of two values it means.
+    #[error("the file to merge into has `{key}` twice (hint: remove one)")]
+    Twice {
+        /// Where.
+        key: String,
+    },
+    /// The recommendation is for another number of replicas than its configuration.
+    #[error(
+        "the recommendation is for {found} replicas, and the configuration's `target.replicas` is {expected} (hint: was `effective_batch_size` edited?)"
+    )]
+    Replicas {
+        /// What the configuration says.
+        expected: usize,
+        /// What the recommendation's figures come to.
+        found: usize,
     },
     /// A value that JSON cannot hold.
     #[error("cannot write the recommendation as JSON")]

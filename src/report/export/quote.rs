@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-/// A value in single quotes, where the shell expands nothing. A NUL byte cannot be in an environment at all.
+/// A value in single quotes, where the shell expands nothing. A NUL byte cannot be in an environment at all; other control
+/// characters could be, but the text is also printed, and a terminal would obey them.
 pub(super) fn shell(value: &str) -> Option<String> {
-    if value.contains('\0') {
+    if value.contains(|c: char| c.is_control() && !"\n\t".contains(c)) {
         return None;
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,".contains(c);
@@ -54,8 +55,10 @@ mod tests {
     }
 
     #[test]
-    fn a_nul_byte_is_refused_by_the_shell() {
-        assert_eq!(shell("a\0b"), None);
+    fn what_an_environment_or_a_terminal_cannot_have_is_refused() {
+        for value in ["a\0b", "\u{1b}[2J", "a\rb", "\u{9b}31m", "\u{7f}"] {
+            assert_eq!(shell(value), None, "{value:?}");
+        }
     }
 
     #[test]

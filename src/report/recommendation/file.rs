@@ -7,6 +7,8 @@ use super::{Impossible, Recommendation, SCHEMA};
 
 /// The largest recommendation file that is read back.
 const MAX_FILE_BYTES: u64 = 16 << 20;
+/// As many as Linux follows.
+const MOST_LINKS: usize = 40;
 
 impl Recommendation {
     /// The file's text.
@@ -79,9 +81,20 @@ fn destination(path: &Path) -> std::io::Result<Destination> {
         Ok(kind) if kind.is_char_device() => Ok(Destination::Device),
         Ok(kind) if kind.is_dir() => Err(std::io::Error::from(std::io::ErrorKind::IsADirectory)),
         Ok(_) => Err(std::io::Error::other("it is neither a file nor a character device")),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Destination::File(path.to_owned())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Destination::File(behind_links(path))),
         Err(error) => Err(error),
     }
+}
+
+/// Where a link to nothing yet leads: a file written there is what the link is for. Links that lead in a circle were
+/// refused before.
+fn behind_links(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        let Ok(target) = std::fs::read_link(&path) else { break };
+        path = path.parent().map_or_else(|| target.clone(), |folder| folder.join(&target));
+    }
+    path
 }
 
 /// A file beside `path` that can take its place, and is gone unless it does.

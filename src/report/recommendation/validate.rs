@@ -4,9 +4,14 @@
 //! 0, or accumulation that misses the effective batch, is found here and not hours later. What a soak would have to show
 //! is not checked again; it is in the journal.
 
-use super::{Recommendation, Recommended};
+use super::{Measured, Recommendation, Recommended};
 use crate::search::recommend::Status;
 use crate::train::GradientCheckpointing;
+
+/// What a configuration may ask for.
+const MOST_WORKERS: usize = 1024;
+/// A program is held to a fraction of its card, which is not the limit to the byte: one part in so many may be missing.
+const ROUNDING: u64 = 1000;
 
 /// Why a recommendation cannot be right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,6 +28,31 @@ pub enum Impossible {
     /// A safe configuration that a rule rejected.
     #[error("`status: safe` goes with checks that all passed, and `{0}` did not")]
     FailedCheck(String),
+    /// A safe configuration that no rule was asked about.
+    #[error("`status: safe` goes with checks that all passed, and `checks` is empty")]
+    NoChecks,
+    /// More memory than there was.
+    #[error("`peak_reserved_bytes: {peak}` is above `limit_bytes: {limit}`, and no safe configuration is")]
+    OverLimit {
+        /// Highest V.
+        peak: u64,
+        /// C.
+        limit: u64,
+    },
+    /// A launch under another limit than the trials.
+    #[error("`allocator.limit_bytes: {recommended}` is not the limit that was measured under, {measured}")]
+    OtherLimit {
+        /// What is recommended.
+        recommended: u64,
+        /// What was measured.
+        measured: u64,
+    },
+    /// A figure that nothing can be measured to be.
+    #[error("`measured.{0}` is no figure that can be measured")]
+    Figure(&'static str),
+    /// More loader workers than are ever tried.
+    #[error("`loader_workers: {0}` is over {MOST_WORKERS}")]
+    TooManyWorkers(usize),
     /// A count of nothing.
     #[error("`{0}` is 0, and must be at least 1")]
     Zero(&'static str),
@@ -59,13 +89,45 @@ impl Recommendation {
         if self.status != Status::Safe {
             return Ok(());
         }
-        if self.measured.is_none() {
-            return Err(Impossible::NotMeasured);
+        self.measured.as_ref().ok_or(Impossible::NotMeasured)?.validate(recommended)?;
+        if self.checks.is_empty() {
+            return Err(Impossible::NoChecks);
         }
         match self.checks.iter().find(|check| !check.passed) {
             Some(failed) => Err(Impossible::FailedCheck(crate::text::harmless(&failed.rule))),
             None => Ok(()),
         }
+    }
+}
+
+impl Measured {
+    fn validate(&self, recommended: &Recommended) -> Result<(), Impossible> {
+        let fragmentation = &self.fragmentation;
+        let figures = [
+            ("samples_per_second", Some(self.samples_per_second)),
+            ("step_ms.p50", Some(self.step_ms.p50)),
+            ("step_ms.p95", Some(self.step_ms.p95)),
+            ("data_wait_fraction", Some(self.data_wait_fraction)),
+            ("fragmentation.max", fragmentation.max),
+            ("fragmentation.last", fragmentation.last),
+            ("fragmentation.threshold", Some(fragmentation.threshold)),
+            ("fragmentation.native", fragmentation.native),
+            // A loss may be below zero.
+            ("first_loss", self.first_loss.map(f64::abs)),
+            ("last_loss", self.last_loss.map(f64::abs)),
+        ];
+        let is_one = |figure: f64| figure.is_finite() && figure >= 0.0;
+        if let Some((name, _)) = figures.iter().find(|(_, figure)| !figure.is_none_or(is_one)) {
+            return Err(Impossible::Figure(name));
+        }
+        if self.peak_reserved_bytes > self.limit_bytes {
+            return Err(Impossible::OverLimit { peak: self.peak_reserved_bytes, limit: self.limit_bytes });
+        }
+        let of_launch = recommended.allocator.limit_bytes;
+        if of_launch.abs_diff(self.limit_bytes) > self.limit_bytes / ROUNDING {
+            return Err(Impossible::OtherLimit { recommended: of_launch, measured: self.limit_bytes });
+        }
+        Ok(())
     }
 }
 
@@ -88,6 +150,9 @@ impl Recommended {
                 batch: self.batch_size,
                 steps: self.accumulation_steps,
             });
+        }
+        if self.loader_workers > MOST_WORKERS {
+            return Err(Impossible::TooManyWorkers(self.loader_workers));
         }
         if self.loader_workers == 0 && self.prefetch_depth > 0 {
             return Err(Impossible::PrefetchWithoutWorkers(self.prefetch_depth));

@@ -22,7 +22,7 @@ use super::disk;
 use super::executor::{Executor, ExecutorError, Interrupt, Observation};
 use super::outcome::{Measurement, Outcome, TrialRecord};
 use super::process::{OomKills, Patience};
-use super::spawn::{GpuBaseline, GpuUse, Launch, Running, SpawnError, Spawner, Start};
+use super::spawn::{Attribution, GpuBaseline, GpuUse, Launch, Running, SpawnError, Spawner, Start};
 use super::spec::{TrialSpec, trace_path};
 use crate::device::nvml::CardId;
 use crate::device::{DeviceChoice, DeviceFacts};
@@ -284,17 +284,25 @@ fn unreported(used: &GpuUse, command: &CommandSpec) -> String {
     };
     format!(
         "fragmentation was not observed, since the program does not report (hint: three lines do, see \
-         examples/pytorch/tune_report.py; if they are there, its own output says why not); from outside its memory was \
-         {used} at most{unproven}"
+         examples/pytorch/tune_report.py; if they are there, its own output says why not); {}{unproven}",
+        seen(used)
     )
 }
 
 /// What is to be said of a program that tells its steps and not its memory.
 fn unsampled(used: &GpuUse) -> String {
-    format!(
-        "fragmentation was not observed, since the program reports no allocator figures; from outside its memory was \
-         {used} at most"
-    )
+    format!("fragmentation was not observed, since the program reports no allocator figures; {}", seen(used))
+}
+
+/// How the peak of a program was found that does not tell it. The figure itself is beside it in every result.
+fn seen(used: &GpuUse) -> &'static str {
+    match (used.peak_bytes, used.attributed) {
+        (None, _) => "what it held is not known",
+        (Some(_), Attribution::Processes) => "its peak is what its processes held, seen from outside",
+        (Some(_), Attribution::Rise) => {
+            "its peak is by how much the device's used memory rose, since its processes cannot be told from others"
+        }
+    }
 }
 
 /// What a soak was to show and did not.
