@@ -5,6 +5,7 @@
 //! refused, and the key named.
 
 use std::collections::HashSet;
+use std::fmt::Write;
 use std::path::Path;
 
 use serde_json::{Number, Value};
@@ -102,7 +103,8 @@ impl Scan<'_> {
             match open {
                 Open::Object { key, .. } if place.is_empty() => place.push_str(key),
                 Open::Object { key, .. } => place.extend([".", key]),
-                Open::List(index) => place.extend(["[", &index.to_string(), "]"]),
+                // Writing to a String cannot fail.
+                Open::List(index) => drop(write!(place, "[{index}]")),
             }
         }
         crate::text::harmless(&place).replace('\n', " ")

@@ -3,7 +3,7 @@
 //! Asked of one process at a time, by its ancestors in `/proc`, since few processes hold a card's memory and a host may
 //! run thousands. A descendant whose parent has ended is init's child; it is known still if it was asked about before.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 
 /// Ancestors that are looked at.
@@ -63,10 +63,16 @@ impl Place {
 
     /// Those of all processes that can be seen.
     pub(super) fn of_all() -> Vec<(u32, Self)> {
+        Self::of_all_but(&HashSet::new())
+    }
+
+    /// Those of all processes that can be seen, without some.
+    pub(super) fn of_all_but(known: &HashSet<u32>) -> Vec<(u32, Self)> {
         let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
         processes
             .filter_map(|entry| {
-                let process = entry.ok()?.file_name().to_str()?.parse().ok()?;
+                let process =
+                    entry.ok()?.file_name().to_str()?.parse().ok().filter(|process| !known.contains(process))?;
                 Some((process, Self::of(process)?))
             })
             .collect()

@@ -10,11 +10,17 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::thread;
+use std::time::Duration;
 
 /// The variable.
 pub(super) const NAME: &str = "TUNE_MARK";
 /// How much of an environment is looked at. The kernel allows no more by itself than a quarter of the stack's 8 MiB.
 const LOOK_BYTES: u64 = 4 << 20;
+
+/// A process that is just being started has no environment for a moment; neither has one of the kernel's, for ever.
+const TRIES: u32 = 4;
+const STARTING: Duration = Duration::from_millis(1);
 
 /// One command's mark; no other has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,12 +37,18 @@ impl Mark {
 
     /// Whether the environment of `process` has it, as far as we may see that.
     pub(super) fn is_on(&self, process: u32) -> bool {
-        let Ok(file) = File::open(format!("/proc/{process}/environ")) else { return false };
-        let mut environment = Vec::new();
-        // What was read before an error counts.
-        let _ = file.take(LOOK_BYTES).read_to_end(&mut environment);
         let wanted = format!("{NAME}={}", self.0);
-        environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
+        for _ in 0..TRIES {
+            let Ok(file) = File::open(format!("/proc/{process}/environ")) else { return false };
+            let mut environment = Vec::new();
+            // What was read before an error counts.
+            let _ = file.take(LOOK_BYTES).read_to_end(&mut environment);
+            if !environment.is_empty() {
+                return environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes());
+            }
+            thread::sleep(STARTING);
+        }
+        false
     }
 }
 
@@ -52,6 +64,8 @@ mod tests {
         assert_eq!(mark.value().len(), other.value().len());
         let mut command = Command::new("sleep");
         let mut child = command.arg("600").env(NAME, mark.value()).stdin(Stdio::null()).spawn().unwrap();
+        let begun = std::time::Instant::now();
+        while !mark.is_on(child.id()) && begun.elapsed() < Duration::from_secs(60) {}
         assert!(mark.is_on(child.id()) && !other.is_on(child.id()));
         assert!(!mark.is_on(std::process::id()) && !mark.is_on(u32::MAX));
         child.kill().unwrap();

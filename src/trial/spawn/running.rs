@@ -203,8 +203,9 @@ impl Running {
         self.state = State::Released(self.body.reap());
         let until = Instant::now() + AFTERMATH;
         await_vanishing(self.group, until);
+        strays.await_end(until);
         // One that left between the look and the signal.
-        strays.extend(self.family.end_the_marked());
+        strays.extend(self.family.end_the_marked(&strays));
         strays.await_end(until);
         strays.tell();
         self.output.await_end(until);

@@ -58,7 +58,7 @@ impl Family {
     /// Remembers who is outside the group, whose number must be held, before anybody in it is asked to end: a child that
     /// nothing marks is not known any more when its parent has gone.
     pub(super) fn look(&mut self) {
-        self.seen = self.found(&HashSet::new());
+        self.seen = self.found(Place::of_all(), &HashSet::new());
     }
 
     /// Ends those outside the group, whose number must be held, and leaves the group stopped if there are any: it is to
@@ -67,17 +67,28 @@ impl Family {
         let stop_the_group = || {
             let _ = killpg(self.group, Signal::SIGSTOP);
         };
-        self.end(|known| self.found(known), stop_the_group)
+        let all = Place::of_all();
+        let older = all.iter().filter(|(_, place)| place.started < self.since).map(|(process, _)| *process).collect();
+        let first = self.found(all, &HashSet::new());
+        let ended = self.end(first, |known| self.found(Place::of_all(), known), stop_the_group);
+        Strays { older, ..ended }
     }
 
-    /// Ends those that still carry the mark when the group is gone and its number may be another's.
-    pub(super) fn end_the_marked(&self) -> Strays {
-        self.end(|known| self.marked(Place::of_all(), known), || ())
+    /// Ends those that still carry the mark when the group is gone and its number may be another's. `earlier` saves most
+    /// of a second look at a machine with thousands of processes.
+    pub(super) fn end_the_marked(&self, earlier: &Strays) -> Strays {
+        let find = |known: &HashSet<u32>| self.marked(Place::of_all_but(&earlier.older), known);
+        self.end(find(&HashSet::new()), find, || ())
     }
 
-    fn end(&self, find: impl Fn(&HashSet<u32>) -> Vec<(u32, Place)>, stop_the_rest: impl FnOnce()) -> Strays {
-        let mut known = HashSet::new();
-        let mut more = find(&known);
+    /// Ends the `first`, and those that are found while that is done.
+    fn end(
+        &self,
+        first: Vec<(u32, Place)>,
+        find: impl Fn(&HashSet<u32>) -> Vec<(u32, Place)>,
+        stop_the_rest: impl FnOnce(),
+    ) -> Strays {
+        let (mut known, mut more) = (HashSet::new(), first);
         let mut strays = Strays::default();
         if more.is_empty() {
             return strays;
@@ -85,24 +96,23 @@ impl Family {
         stop_the_rest();
         for _ in 0..ROUNDS {
             known.extend(more.iter().map(|(stray, _)| *stray));
-            strays.0.extend(more.into_iter().filter(|(stray, place)| is_stopped(*stray, place)));
+            strays.ended.extend(more.into_iter().filter(|(stray, place)| is_stopped(*stray, place)));
             more = find(&known);
             if more.is_empty() {
                 break;
             }
         }
-        for (stray, place) in &strays.0 {
+        for (stray, place) in &strays.ended {
             if place.is_of_living(*stray) {
                 send(*stray, Signal::SIGKILL);
             }
         }
-        tracing::debug!("process group {}: {} processes outside it were ended", self.group, strays.0.len());
+        tracing::debug!("process group {}: {} processes outside it were ended", self.group, strays.ended.len());
         strays
     }
 
     /// Living children of the group's members, of its leader or of `known` strays, and whoever is marked.
-    fn found(&self, known: &HashSet<u32>) -> Vec<(u32, Place)> {
-        let all = Place::of_all();
+    fn found(&self, all: Vec<(u32, Place)>, known: &HashSet<u32>) -> Vec<(u32, Place)> {
         let leader = self.group.as_raw().unsigned_abs();
         let members = all.iter().filter(|(_, place)| place.group == leader).map(|(member, _)| *member);
         let parents: HashSet<u32> = members.chain(known.iter().copied()).chain([leader]).collect();
@@ -131,27 +141,31 @@ impl Family {
 
 /// Processes outside the group that were sent SIGKILL.
 #[derive(Debug, Default)]
-pub(super) struct Strays(Vec<(u32, Place)>);
+pub(super) struct Strays {
+    ended: Vec<(u32, Place)>,
+    /// Processes older than the command, which it cannot have started.
+    older: HashSet<u32>,
+}
 
 impl Strays {
     /// Adds others.
     pub(super) fn extend(&mut self, more: Self) {
-        self.0.extend(more.0);
+        self.ended.extend(more.ended);
     }
 
     /// Waits for their end, but for no longer than `until`.
     pub(super) fn await_end(&self, until: Instant) {
-        while self.0.iter().any(|(stray, place)| place.is_of_living(*stray)) && Instant::now() < until {
+        while self.ended.iter().any(|(stray, place)| place.is_of_living(*stray)) && Instant::now() < until {
             thread::sleep(POLL);
         }
     }
 
     /// Tells the user, once.
     pub(super) fn tell(&self) {
-        if !self.0.is_empty() && !TOLD.swap(true, Ordering::Relaxed) {
+        if !self.ended.is_empty() && !TOLD.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 "what a command left outside its process group was ended: {} of its processes (told once)",
-                self.0.len()
+                self.ended.len()
             );
         }
     }
