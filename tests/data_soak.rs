@@ -3,6 +3,12 @@
 //!
 //! The short form runs with every test run. The long one: `cargo test --release --test data_soak -- --ignored --nocapture`.
 
+#![expect(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "these are tests, though some lines are outside `#[test]`"
+)]
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -40,7 +46,7 @@ impl Dataset for Sleepy {
     }
     fn sample_at(&self, place: Place) -> Result<Sample, DataError> {
         let chance = noise(place.epoch << 32 ^ place.index as u64);
-        let pause = if chance % 100 == 0 { 20_000 } else { chance % 2000 };
+        let pause = if chance.is_multiple_of(100) { 20_000 } else { chance % 2000 };
         thread::sleep(Duration::from_micros(pause));
         self.0.sample_at(place)
     }
