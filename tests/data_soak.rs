@@ -3,7 +3,11 @@
 //!
 //! The short form runs with every test run. The long one: `cargo test --release --test data_soak -- --ignored --nocapture`.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![expect(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "these are tests, though some lines are outside `#[test]`"
+)]
 
 use std::fs;
 use std::path::Path;

@@ -18,8 +18,10 @@ use super::DataError;
 use super::files::append;
 use crate::units::MIB;
 
+mod frame;
 mod resample;
 
+use frame::Frame;
 pub(super) use resample::Resample;
 
 /// The largest file.
@@ -89,23 +91,37 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Decodes a file and hands its pixels to `take`.
-pub(super) fn decode<T>(path: &Path, take: impl FnOnce(&Pixels) -> T) -> Result<T, DataError> {
+/// Which part of an image is wanted, from its width and height.
+pub(super) type Choose<'a> = dyn Fn(usize, usize) -> View + 'a;
+
+/// A part of an image, from left to right or mirrored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct View {
+    pub(super) crop: Crop,
+    pub(super) is_mirrored: bool,
+}
+
+/// Decodes a file and resamples the part of it that `choose` wants.
+pub(super) fn load(path: &Path, resample: &Resample, choose: &Choose<'_>) -> Result<Vec<f32>, DataError> {
     SCRATCH.with_borrow_mut(|Scratch { file, pixels }| {
         file.clear();
         append(path, path, MAX_FILE_BYTES, file)?;
         let broken = |reason| DataError::BrokenImage { path: path.to_owned(), reason };
         // A decoder is somebody else's code, and its input is anybody's: a panic there is a broken image here.
-        let decoded = catch_unwind(AssertUnwindSafe(|| decode_bytes(file, pixels)));
-        decoded.unwrap_or_else(|_| Err("its decoder panicked".to_owned())).map_err(broken)?;
-        Ok(take(pixels))
+        let decoded = catch_unwind(AssertUnwindSafe(|| decode(file, pixels, choose)));
+        let view = decoded.unwrap_or_else(|_| Err("its decoder panicked".to_owned())).map_err(broken)?;
+        Ok(resample.run(pixels, view))
     })
 }
 
-fn decode_bytes(file: &[u8], pixels: &mut Pixels) -> Result<(), String> {
+/// Decodes at least the rows of the view, which is returned. A JPEG's header is changed on the way.
+fn decode(file: &mut [u8], pixels: &mut Pixels, choose: &Choose<'_>) -> Result<View, String> {
     match file {
-        [0xff, 0xd8, ..] => decode_jpeg(file, pixels),
-        [0x89, b'P', b'N', b'G', ..] => decode_png(file, pixels),
+        [0xff, 0xd8, ..] => decode_jpeg(file, pixels, choose),
+        [0x89, b'P', b'N', b'G', ..] => {
+            decode_png(file, pixels)?;
+            Ok(choose(pixels.width, pixels.height))
+        }
         [] => Err("it is empty".to_owned()),
         _ => Err("it is neither JPEG nor PNG".to_owned()),
     }
@@ -118,15 +134,22 @@ fn check_size(width: usize, height: usize) -> Result<(), String> {
     Ok(())
 }
 
-fn decode_jpeg(file: &[u8], pixels: &mut Pixels) -> Result<(), String> {
+fn decode_jpeg(file: &mut [u8], pixels: &mut Pixels, choose: &Choose<'_>) -> Result<View, String> {
     if is_cut_off(file) {
         return Err("it ends before its image does".to_owned());
     }
+    let view = Frame::find(file).map(|frame| {
+        check_size(frame.width, frame.height)?;
+        let view = choose(frame.width, frame.height);
+        frame.end_after(view.crop.top + view.crop.height, file);
+        Ok::<View, String>(view)
+    });
+    let view = view.transpose()?;
     let options = DecoderOptions::default()
         .jpeg_set_out_colorspace(ColorSpace::RGB)
         .set_max_width(MAX_SIDE)
         .set_max_height(MAX_SIDE);
-    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(&*file), options);
     decoder.decode_headers().map_err(|error| format!("{error:?}"))?;
     let (width, height) = decoder.dimensions().ok_or("it has no size")?;
     check_size(width, height)?;
@@ -137,7 +160,7 @@ fn decode_jpeg(file: &[u8], pixels: &mut Pixels) -> Result<(), String> {
     pixels.rgb.resize(bytes, 0);
     decoder.decode_into(&mut pixels.rgb).map_err(|error| format!("{error:?}"))?;
     (pixels.width, pixels.height) = (width, height);
-    Ok(())
+    Ok(view.unwrap_or_else(|| choose(width, height)))
 }
 
 /// Whether a JPEG's data has no end: the decoder would fill what is missing with grey.
@@ -207,9 +230,13 @@ mod tests {
         file
     }
 
+    fn whole(width: usize, height: usize) -> View {
+        View { crop: Crop { left: 0, top: 0, width, height }, is_mirrored: false }
+    }
+
     fn decoded(file: &[u8]) -> Result<Pixels, String> {
         let mut pixels = Pixels::default();
-        decode_bytes(file, &mut pixels).map(|()| pixels)
+        decode(&mut file.to_vec(), &mut pixels, &whole).map(|_| pixels)
     }
 
     #[test]
@@ -253,6 +280,32 @@ mod tests {
     }
 
     #[test]
+    fn rows_below_the_view_are_not_decoded_and_those_above_are_what_they_would_be() {
+        let noise: Vec<u8> =
+            (0..90 * 120 * 3_u32).map(|place| (place.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for sampling in [jpeg_encoder::SamplingFactor::F_1_1, jpeg_encoder::SamplingFactor::F_2_2] {
+            for is_progressive in [false, true] {
+                let mut file = Vec::new();
+                let mut encoder = jpeg_encoder::Encoder::new(&mut file, 90);
+                encoder.set_sampling_factor(sampling);
+                encoder.set_progressive(is_progressive);
+                encoder.encode(&noise, 90, 120, jpeg_encoder::ColorType::Rgb).unwrap();
+                let all = decoded(&file).unwrap();
+                assert_eq!(all.height, 120);
+                for bottom in [1, 15, 16, 17, 40, 100, 119, 120] {
+                    let mut pixels = Pixels::default();
+                    let choose =
+                        |width, _| View { crop: Crop { left: 0, top: 0, width, height: bottom }, is_mirrored: false };
+                    decode(&mut file.clone(), &mut pixels, &choose).unwrap();
+                    let is_shorter = pixels.height < 120;
+                    assert!(is_shorter || is_progressive || bottom > 80, "{sampling:?}, {bottom}");
+                    assert!(pixels.rgb[..3 * 90 * bottom] == all.rgb[..3 * 90 * bottom], "{sampling:?}, {bottom}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_file_that_is_cut_off_anywhere_is_refused() {
         let noise: Vec<u8> =
             (0..64 * 64 * 3_u32).map(|place| (place.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -280,8 +333,9 @@ mod tests {
             broken[place] ^= 0x55;
             std::fs::write(&path, broken).unwrap();
             // Some changes leave an image; whatever comes is an image or an error that names the file.
-            match decode(&path, |pixels| pixels.rgb.len() == 3 * pixels.width * pixels.height) {
-                Ok(whole) => assert!(whole),
+            let resample = Resample { width: 4, height: 4, normalisation: Normalisation::IMAGENET };
+            match load(&path, &resample, &whole) {
+                Ok(values) => assert_eq!(values.len(), 48),
                 Err(error) => assert!(error.to_string().contains("broken.jpg"), "{error}"),
             }
         }

@@ -19,7 +19,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use super::files::is_hidden;
-use super::image::{self, Crop, Normalisation, Resample};
+use super::image::{self, Crop, Normalisation, Resample, View};
 use super::order::mix;
 use super::text::HELD_OUT_DIVISOR;
 use super::{DataError, Dataset, HostValues, InputSpec, Place, Sample};
@@ -79,13 +79,13 @@ impl ImageFolder {
         Ok(Self { root: path.to_owned(), classes, images, held_out, resample, seed })
     }
 
-    /// The crop of an image of this size, and whether it is mirrored.
-    fn view(&self, place: Place, (width, height): (usize, usize)) -> (Crop, bool) {
+    /// What is seen of an image of this size.
+    fn view(&self, place: Place, width: usize, height: usize) -> View {
         if place.index >= self.len() {
-            return (middle(width, height), false);
+            return View { crop: middle(width, height), is_mirrored: false };
         }
         let mut rng = StdRng::seed_from_u64(mix(mix(self.seed, place.epoch), place.index as u64));
-        (random_crop(&mut rng, width, height), rng.random_bool(0.5))
+        View { crop: random_crop(&mut rng, width, height), is_mirrored: rng.random_bool(0.5) }
     }
 }
 
@@ -107,10 +107,8 @@ impl Dataset for ImageFolder {
         let found = image.and_then(|image| Some((image, self.classes.get(image.class as usize)?)));
         let (image, class) = found.ok_or(DataError::NoSuchSample { index: place.index, samples: self.images.len() })?;
         let path = self.root.join(class).join(Path::new(&image.name));
-        let values = image::decode(&path, |pixels| {
-            let (crop, is_mirrored) = self.view(place, (pixels.width, pixels.height));
-            self.resample.run(pixels, crop, is_mirrored)
-        })?;
+        let choose = |width, height| self.view(place, width, height);
+        let values = image::load(&path, &self.resample, &choose)?;
         Ok(Sample { input: HostValues::F32(values), target: HostValues::U32(vec![image.class]) })
     }
 

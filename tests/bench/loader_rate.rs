@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! cargo run --release --example loader_rate -- photos DIR 2000          # writes photos of ImageNet's size
-//! cargo run --release --example loader_rate -- rate DIR WORKERS SECONDS # images a second, as JSON
+//! cargo run --release --example loader_rate -- rate DIR WORKERS SECONDS # images a second, of the clock and of processor time, as JSON
 //! ```
 
 use std::error::Error;
@@ -33,13 +33,22 @@ fn rate(folder: &Path, workers: usize, seconds: f64) -> Result<(), Box<dyn Error
     let dataset = data::open(&spec, &input, 0)?;
     let config = LoaderConfig { batch_size: BATCH_SIZE, workers, prefetch_depth: 2, seed: 0 };
     let mut loader = Loader::start(Arc::clone(&dataset), config);
+    let begun = processor_time()?;
     let measured = data::throughput(&mut loader, Until::Time(Duration::from_secs_f64(seconds)), &|| false)?;
+    let used = processor_time()?.saturating_sub(begun).as_secs_f64();
+    let images = (measured.batches + workers.max(1) as u64) * BATCH_SIZE as u64;
     writeln!(
         std::io::stdout(),
-        r#"{{"images_per_second": {:.2}, "batches": {}, "bytes_per_batch": {}}}"#,
+        r#"{{"images_per_second": {:.2}, "images_per_processor_second": {:.2}, "batches": {}, "bytes_per_batch": {}}}"#,
         measured.samples_per_second(),
+        images as f64 / used,
         measured.batches,
         measured.bytes_per_batch
     )?;
     Ok(())
+}
+
+/// Processor time of all threads so far, the system's share included.
+fn processor_time() -> Result<Duration, nix::Error> {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID).map(Duration::from)
 }

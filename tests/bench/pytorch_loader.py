@@ -8,14 +8,14 @@
 Needs torch, torchvision and Pillow. Both decode (Pillow, as torchvision's ImageFolder does by default), crop at random
 (scale 0.08 to 1, ratio 3/4 to 4/3), resize to 224 x 224 with antialiased bilinear, mirror, normalise and collate to batches
 of 64. The two take turns, so that a machine that gets busier hits both; the median of the rounds is printed.
-0 workers is the calling thread, so that row is images a second of one core: PyTorch is held to one thread there.
+With 0 workers the calling thread loads, and PyTorch is held to one thread: the row "a core" has the images a second of
+processor time there, which a busy machine changes least. The other rows are by the clock.
 """
 
 import argparse
 import json
 import statistics
 import subprocess
-import sys
 import time
 
 import torch
@@ -26,8 +26,9 @@ from torchvision.datasets import ImageFolder
 BATCH_SIZE = 64
 
 
-def pytorch_rate(folder, workers, seconds):
-    """Images a second after the first batch of every worker, as batchtune measures itself."""
+def pytorch_rates(folder, workers, seconds):
+    """Images a second, after the first batch of every worker as batchtune measures itself: by the clock, and of this
+    process's own time."""
     torch.set_num_threads(1)
     transform = transforms.Compose([
         transforms.RandomResizedCrop(224, antialias=True),
@@ -39,22 +40,27 @@ def pytorch_rate(folder, workers, seconds):
     loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, drop_last=True, num_workers=workers,
                         prefetch_factor=2 if workers else None, persistent_workers=workers > 0)
     begun = time.perf_counter()
-    warm_up, images, started, now = max(workers, 1), 0, None, begun
+    warm_up, images, started, used = max(workers, 1), 0, None, None
     while True:
         for input, _ in loader:
             now = time.perf_counter()
             if warm_up:
-                warm_up, started = warm_up - 1, now
+                warm_up, started, used = warm_up - 1, now, time.process_time()
                 continue
             images += len(input)
             if now - begun >= seconds:
-                return images / (now - started)
+                return images / (now - started), images / (time.process_time() - used)
 
 
-def batchtune_rate(binary, folder, workers, seconds):
+def batchtune_rates(binary, folder, workers, seconds):
     command = [binary, "rate", folder, str(workers), str(seconds)]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(answer.stdout)["images_per_second"]
+    answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return answer["images_per_second"], answer["images_per_processor_second"]
+
+
+def print_row(name, theirs, ours):
+    theirs, ours = statistics.median(theirs), statistics.median(ours)
+    print(f"| {name} | {theirs:.0f} | {ours:.0f} | {ours / theirs:.2f} |", flush=True)
 
 
 def main():
@@ -71,11 +77,11 @@ def main():
     for workers in [int(number) for number in arguments.workers.split(",")]:
         theirs, ours = [], []
         for _ in range(arguments.rounds):
-            theirs.append(pytorch_rate(arguments.folder, workers, arguments.seconds))
-            ours.append(batchtune_rate(arguments.binary, arguments.folder, workers, arguments.seconds))
-        theirs, ours = statistics.median(theirs), statistics.median(ours)
-        print(f"| {workers} | {theirs:.0f} | {ours:.0f} | {ours / theirs:.2f} |")
-        sys.stdout.flush()
+            theirs.append(pytorch_rates(arguments.folder, workers, arguments.seconds))
+            ours.append(batchtune_rates(arguments.binary, arguments.folder, workers, arguments.seconds))
+        if workers == 0:
+            print_row("a core", [rates[1] for rates in theirs], [rates[1] for rates in ours])
+        print_row(workers, [rates[0] for rates in theirs], [rates[0] for rates in ours])
 
 
 if __name__ == "__main__":

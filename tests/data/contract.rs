@@ -85,7 +85,7 @@ fn batches(dataset: &Arc<dyn Dataset>, rules: BatchRules, (workers, prefetch_dep
     let config = LoaderConfig { batch_size: BATCH_SIZE, workers, prefetch_depth, seed: SEED };
     let mut loader = Loader::with_rules(Arc::clone(dataset), config, rules);
     let number = (2 * dataset.len().div_ceil(BATCH_SIZE)).min(16);
-    (0..number).map(|_| loader.next_batch().unwrap()).collect()
+    (0..number).map(|_| loader.next_batch().expect("a batch")).collect()
 }
 
 /// What the batches hold, sample by sample.

@@ -184,10 +184,10 @@ fn classes_are_numbered_by_their_names_and_images_are_normalised() {
 fn folder_with_bad_files(root: &Path) -> Arc<dyn Dataset> {
     image_folder(root, 2, 10);
     let whole = jpeg(40, 30, 1);
-    fs::write(root.join("class-0/0.jpg"), &whole[..whole.len() / 2]).unwrap();
-    fs::write(root.join("class-0/2.jpg"), b"").unwrap();
-    fs::write(root.join("class-1/1.PNG"), b"GIF89a").unwrap();
-    try_open(SourceKind::ImageFolder, root, &image_input(8)).unwrap()
+    fs::write(root.join("class-0/0.jpg"), &whole[..whole.len() / 2]).expect("a file");
+    fs::write(root.join("class-0/2.jpg"), b"").expect("a file");
+    fs::write(root.join("class-1/1.PNG"), b"GIF89a").expect("a file");
+    try_open(SourceKind::ImageFolder, root, &image_input(8)).expect("a folder with some good files")
 }
 
 #[test]
