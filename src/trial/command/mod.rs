@@ -22,7 +22,7 @@ use super::disk;
 use super::executor::{Executor, ExecutorError, Interrupt, Observation};
 use super::outcome::{Measurement, Outcome, TrialRecord};
 use super::process::{OomKills, Patience};
-use super::spawn::{Attribution, GpuBaseline, GpuUse, Launch, Running, SpawnError, Spawner, Start};
+use super::spawn::{GpuBaseline, GpuUse, Launch, Running, SpawnError, Spawner, Start};
 use super::spec::{TrialSpec, trace_path};
 use crate::device::nvml::CardId;
 use crate::device::{DeviceChoice, DeviceFacts};
@@ -31,7 +31,9 @@ use crate::text::{harmless, with_causes};
 use crate::units::Bytes;
 
 mod device;
+mod ending;
 mod host;
+mod remarks;
 pub mod report;
 mod run;
 mod spec;
@@ -46,6 +48,7 @@ pub use template::{Placeholder, Template, UnknownPlaceholder};
 
 use device::{Placement, VISIBLE_DEVICES};
 use host::HostReader;
+use remarks::{incomplete_soak, unreported, unsampled};
 use report::Reader;
 use run::{Terms, Told};
 use spec::{Bounds, TrialFiles, environment};
@@ -273,50 +276,6 @@ impl CommandExecutor {
             ..Measurement::default()
         }
     }
-}
-
-/// What is to be said of a program that says nothing itself.
-fn unreported(used: &GpuUse, command: &CommandSpec) -> String {
-    let unproven = if command.holds(Placeholder::BatchSize) {
-        ""
-    } else {
-        "; and nothing shows that it takes another batch size at all, since `{batch_size}` is not in `command.run`"
-    };
-    format!(
-        "fragmentation was not observed, since the program does not report (hint: three lines do, see \
-         examples/pytorch/tune_report.py; if they are there, its own output says why not); {}{unproven}",
-        seen(used)
-    )
-}
-
-/// What is to be said of a program that tells its steps and not its memory.
-fn unsampled(used: &GpuUse) -> String {
-    format!("fragmentation was not observed, since the program reports no allocator figures; {}", seen(used))
-}
-
-/// How the peak of a program was found that does not tell it. The figure itself is beside it in every result.
-fn seen(used: &GpuUse) -> &'static str {
-    match (used.peak_bytes, used.attributed) {
-        (None, _) => "what it held is not known",
-        (Some(_), Attribution::Processes) => "its peak is what its processes held, seen from outside",
-        (Some(_), Attribution::Rise) => {
-            "its peak is by how much the device's used memory rose, since its processes cannot be told from others"
-        }
-    }
-}
-
-/// What a soak was to show and did not.
-fn incomplete_soak(told: &Told) -> Option<String> {
-    let missing = match (told.has_evaluated, told.has_checkpoint) {
-        (true, true) => return None,
-        (true, false) => "no checkpoint",
-        (false, true) => "no evaluation pass",
-        (false, false) => "no evaluation pass and no checkpoint",
-    };
-    Some(format!(
-        "the soak had {missing}, and either can need more memory than training (hint: `tune_report.run(evaluate, \
-         checkpoint)`)"
-    ))
 }
 
 impl Executor for CommandExecutor {
