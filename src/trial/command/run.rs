@@ -166,14 +166,15 @@ impl Following<'_> {
                         if let Err(ending) = self.hear(line, observe) {
                             return ending;
                         }
+                        // The first word for the end is the last that counts.
+                        if let Some(end) = self.end.take() {
+                            return Ending::Said(end);
+                        }
                     }
                     is_last
                 }
                 Err(error) => return Ending::Spoiled(error.to_string()),
             };
-            if let Some(end) = self.end.take() {
-                return Ending::Said(end);
-            }
             if has_left && is_read_up {
                 return Ending::Left;
             }
