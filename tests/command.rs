@@ -227,7 +227,7 @@ fn what_a_report_cannot_mean_is_not_believed() {
         (step("@samples@:1,@total_ms@:9"), "no step had 4 samples"),
         (step("@samples@:4,@total_ms@:0"), "time that cannot be"),
         (step("@samples@:4,@total_ms@:1e9"), "have passed"),
-        (step("@samples@:4,@total_ms@:9,@data_wait_ms@:10"), "time that cannot be"),
+        (step("@samples@:4,@total_ms@:9,@data_wait_ms@:20"), "time that cannot be"),
         (
             format!("say '{{\"event\":\"sample\",\"step\":99,\"allocated_bytes\":1,\"reserved_bytes\":1}}'\n{good}"),
             "sample after step 99",

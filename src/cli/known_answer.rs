@@ -6,6 +6,7 @@
 //! still be free. An answer that is not `safe` is not offered: whoever runs again hopes for a better one.
 
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use crate::config::Plan;
 use crate::device::DeviceFacts;
@@ -43,7 +44,7 @@ pub(super) fn find(plan: &Plan, study: &Path) -> Found {
     if contents.header.expect_plan(&plan.sha256()).is_err() {
         return Found::Nothing;
     }
-    if let Some(file) = changed_file(plan, study) {
+    if let Some(file) = changed_file(plan, &contents.header.started) {
         return Found::Outdated(file);
     }
     match answer(&contents, plan) {
@@ -53,10 +54,11 @@ pub(super) fn find(plan: &Plan, study: &Path) -> Found {
     }
 }
 
-/// A file of the user's own program that is newer than the journal.
-pub(super) fn changed_file(plan: &Plan, study: &Path) -> Option<String> {
-    let written = std::fs::metadata(study.join(journal::FILE_NAME)).ok()?.modified().ok()?;
-    plan.command()?.changed_since(written).map(str::to_owned)
+/// A file of the user's own program that has changed since a study began (RFC 3339).
+pub(super) fn changed_file(plan: &Plan, started: &str) -> Option<String> {
+    let started: jiff::Timestamp = started.parse().ok()?;
+    let since_the_epoch = Duration::from_secs(u64::try_from(started.as_second()).ok()?);
+    plan.command()?.changed_since(SystemTime::UNIX_EPOCH.checked_add(since_the_epoch)?).map(str::to_owned)
 }
 
 fn answer(contents: &Contents, plan: &Plan) -> Option<Answer> {

@@ -33,7 +33,7 @@ use crate::search::knowledge::Nothing;
 use crate::search::{Ask, History, strategy};
 use crate::text::harmless;
 use crate::trial::command::{CommandConfig, CommandExecutor};
-use crate::trial::journal::{Header, Journal, StudyLock};
+use crate::trial::journal::{self, Header, Journal, StudyLock};
 use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
 use crate::trial::{Executor, Interrupt, TrialRecord};
 
@@ -84,7 +84,8 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         }
     }
     if args.resume
-        && let Some(file) = known_answer::changed_file(plan, &folder)
+        && let Ok(contents) = journal::read(&folder.join(journal::FILE_NAME))
+        && let Some(file) = known_answer::changed_file(plan, &contents.header.started)
     {
         let file = harmless(&file);
         say(&format!(
@@ -292,7 +293,7 @@ fn exit_code_of(end: &End) -> u8 {
             exit_code::NO_SAFE_CONFIGURATION
         }
         End::WorkloadFails(reason) => {
-            say(&format!("error: the workload fails at the smallest batch size already: {reason}"));
+            say(&format!("error: the workload fails at the smallest batch size already: {}", harmless(reason)));
             exit_code::WORKLOAD_FAILS
         }
         End::BudgetEnded => {

@@ -49,6 +49,10 @@ pub(super) fn is_hidden(entry: &fs::DirEntry) -> bool {
 pub(super) fn append(file: &Path, source_path: &Path, limit: u64, bytes: &mut Vec<u8>) -> Result<(), DataError> {
     let failed = |source| DataError::Read { path: file.to_owned(), source };
     let left = limit.saturating_sub(bytes.len() as u64);
+    // A pipe would keep whoever opens it waiting.
+    if !fs::metadata(file).map_err(failed)?.is_file() {
+        return Err(DataError::NotAFile { path: file.to_owned() });
+    }
     let opened = File::open(file).map_err(failed)?;
     let kind = opened.metadata().map_err(failed)?;
     if !kind.is_file() {

@@ -5,9 +5,13 @@ use std::path::{Path, PathBuf};
 use tokenizers::Tokenizer;
 
 use super::DataError;
+use super::files::append;
 
 /// Bytes that are cut at a time, up to the end of a line: an encoding takes some hundred bytes a token.
 const CHUNK_BYTES: usize = 1 << 20;
+
+/// The largest `tokenizer.json` that is read; those of large vocabularies have 20 MB.
+const MAX_DESCRIPTION_BYTES: u64 = 64 << 20;
 
 /// A tokenizer for a model's vocabulary.
 pub(super) struct Cutter {
@@ -18,11 +22,11 @@ pub(super) struct Cutter {
 
 impl Cutter {
     pub(super) fn open(path: &Path, vocabulary_size: usize) -> Result<Self, DataError> {
-        // Looked for first: what the crate says of a missing file does not name it.
-        std::fs::File::open(path).map_err(|source| DataError::Read { path: path.to_owned(), source })?;
         let failed =
             |error: tokenizers::Error| DataError::Tokenizer { path: path.to_owned(), reason: error.to_string() };
-        let mut tokenizer = Tokenizer::from_file(path).map_err(failed)?;
+        let mut description = Vec::new();
+        append(path, path, MAX_DESCRIPTION_BYTES, &mut description)?;
+        let mut tokenizer = Tokenizer::from_bytes(&description).map_err(failed)?;
         // A file may ask for sentences of one length; here the whole text counts.
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(failed)?;

@@ -7,6 +7,7 @@ use super::recommendation::{Measured, Recommended};
 use crate::memory::FragmentationMetric;
 use crate::search::recommend::Status;
 use crate::search::{History, JudgedTrial, staged};
+use crate::text::harmless;
 use crate::trial::Measurement;
 use crate::trial::statistics::Trust;
 use crate::units::{Bytes, Fraction, plural};
@@ -71,9 +72,9 @@ fn is_certain(trial: &JudgedTrial) -> bool {
     trial.record.spec.is_probe() || trust.is_none_or(|trust| trust == Trust::Reliable)
 }
 
-/// A text without control characters.
+/// A text without control characters of any kind.
 fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).collect()
+    harmless(text).chars().filter(|c| !c.is_control() && *c != char::REPLACEMENT_CHARACTER).collect()
 }
 
 /// The first line of a text, shortened, with control characters made harmless.

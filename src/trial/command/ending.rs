@@ -45,9 +45,9 @@ pub(super) fn ran(trial: &TrialSpec, told: &Told) -> Outcome {
     }
     Outcome::Failed {
         message: format!(
-            "no step had {} samples, the batch size that was asked for (hint: put `{{batch_size}}` into `command.run`, or \
-             read TUNE_BATCH_SIZE)",
-            trial.point.batch_size
+            "no step had {} samples, the batch size that was asked for; the last had {} (hint: put `{{batch_size}}` into \
+             `command.run` or read TUNE_BATCH_SIZE, and report each micro-batch with its own samples)",
+            trial.point.batch_size, told.last_other
         ),
     }
 }

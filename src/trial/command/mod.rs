@@ -85,7 +85,9 @@ pub struct CommandConfig {
 impl CommandConfig {
     /// The allocator settings that every run has: those of the configuration, else of `command.env`, else the tuner's own.
     fn alloc_conf(&self) -> Option<String> {
-        let written = || self.command.env.get(ALLOC_CONF).map(|conf| conf.as_written().to_owned());
+        // With a placeholder they differ from trial to trial, and are the program's own affair.
+        let settings = self.command.env.get(ALLOC_CONF).filter(|conf| !conf.holds_any());
+        let written = || settings.map(|conf| conf.as_written().to_owned());
         conf_of(self.allocator).map(str::to_owned).or_else(written).or_else(|| std::env::var(ALLOC_CONF).ok())
     }
 }
@@ -218,7 +220,7 @@ impl CommandExecutor {
         record.warnings.append(&mut told.warnings);
         if told.series.samples.is_empty() && outcome == Outcome::Completed {
             record.warnings.push(if told.hello.is_none() {
-                unreported(&used, &self.config.command)
+                unreported(&used, &self.config.command, told.complaint.as_deref())
             } else {
                 unsampled(&used)
             });

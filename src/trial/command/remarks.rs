@@ -6,17 +6,17 @@ use super::template::Placeholder;
 use crate::trial::spawn::{Attribution, GpuUse};
 
 /// What is to be said of a program that says nothing itself.
-pub(super) fn unreported(used: &GpuUse, command: &CommandSpec) -> String {
+pub(super) fn unreported(used: &GpuUse, command: &CommandSpec, complaint: Option<&str>) -> String {
     let unproven = if command.holds(Placeholder::BatchSize) {
         ""
     } else {
         "; and nothing shows that it takes another batch size at all, since `{batch_size}` is not in `command.run`"
     };
-    format!(
-        "fragmentation was not observed, since the program does not report (hint: three lines do, see \
-         examples/pytorch/tune_report.py; if they are there, its own output says why not); {}{unproven}",
-        seen(used)
-    )
+    let why = match complaint {
+        Some(complaint) => format!("(it says `{complaint}`)"),
+        None => "(hint: three lines do, see examples/pytorch/tune_report.py)".to_owned(),
+    };
+    format!("fragmentation was not observed, since the program does not report {why}; {}{unproven}", seen(used))
 }
 
 /// What is to be said of a program that tells its steps and not its memory.

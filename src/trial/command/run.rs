@@ -39,6 +39,12 @@ const AFTER_LAST_STEP: Duration = Duration::from_secs(30);
 const LOG_LINES: usize = 256;
 /// Warnings of a trial that are kept.
 const WARNINGS: usize = 32;
+/// How a line of `tune_report.py` begins that is not for the report.
+const REPORTER: &str = "tune_report: ";
+/// Times of a report may be rounded by this much.
+const ROUNDING_MS: f64 = 1.0;
+/// A forked program runs before its start is known here, on a busy machine for a while.
+const STARTED_BEFORE: Duration = Duration::from_secs(2);
 /// A program's clock and ours may differ by this factor.
 const CLOCK_TOLERANCE: f64 = 1.05;
 /// Samples beyond one a step, and marks beyond one a step, that are kept.
@@ -76,6 +82,10 @@ pub(super) struct Told {
     pub(super) has_checkpoint: bool,
     /// Steps with another number of samples than the batch size.
     pub(super) other_samples: u32,
+    /// The last of those numbers.
+    pub(super) last_other: u64,
+    /// What the reporter itself complained of on the program's output.
+    pub(super) complaint: Option<String>,
 }
 
 /// Why following ends.
@@ -115,6 +125,7 @@ pub(super) fn follow(
         _ => running.end(Manner::Gently, patience),
     };
     let mut told = following.told;
+    told.complaint = end.log.lines().rfind(|line| line.starts_with(REPORTER)).map(str::to_owned);
     told.was_stopped_unheard = matches!(ending, Ending::Overdue) && told.hello.is_none() && !terms.is_known_to_report;
     let rose = || terms.oom_kills.count() > oom_kills;
     let outcome = match ending {
@@ -266,7 +277,12 @@ impl Following<'_> {
             return Err(Ending::Spoiled(format!("the report has step {} where step {expected} was due", line.step)));
         }
         let times = StepTimes {
-            data_wait_ms: line.data_wait_ms,
+            // Both are rounded, and one may be by the other's digit.
+            data_wait_ms: if line.data_wait_ms <= line.total_ms + ROUNDING_MS {
+                line.data_wait_ms.min(line.total_ms)
+            } else {
+                line.data_wait_ms
+            },
             load_ms: line.load_ms,
             forward_ms: line.forward_ms,
             backward_ms: line.backward_ms,
@@ -283,16 +299,22 @@ impl Following<'_> {
         ];
         let cannot_be = |milliseconds: &f64| !milliseconds.is_finite() || *milliseconds < 0.0;
         if figures.iter().any(cannot_be) || times.total_ms <= 0.0 || times.data_wait_ms > times.total_ms {
-            return Err(Ending::Spoiled(format!("step {expected} of the report has a time that cannot be")));
+            let (total_ms, wait_ms) = (times.total_ms, times.data_wait_ms);
+            return Err(Ending::Spoiled(format!(
+                "step {expected} of the report has a time that cannot be (`total_ms` {total_ms}, `data_wait_ms` {wait_ms})"
+            )));
         }
         self.told_ms += times.total_ms;
-        let passed_ms = self.begun.elapsed().as_secs_f64() * 1e3;
+        let passed_ms = (self.begun.elapsed() + STARTED_BEFORE).as_secs_f64() * 1e3;
         if self.told_ms > passed_ms * CLOCK_TOLERANCE {
             let (told, passed) = (self.told_ms / 1e3, passed_ms / 1e3);
-            let what = format!("the report's steps took {told:.1} s, and only {passed:.1} s have passed");
+            let what = format!("the report's steps took {told:.3} s, and no more than {passed:.3} s can have passed");
             return Err(Ending::Spoiled(what));
         }
-        self.told.other_samples += u32::from(line.samples != self.terms.trial.point.batch_size as u64);
+        if line.samples != self.terms.trial.point.batch_size as u64 {
+            self.told.other_samples += 1;
+            self.told.last_other = line.samples;
+        }
         if line.loss.is_some_and(|loss| !loss.is_finite()) {
             let end = EndLine {
                 outcome: EndOutcome::Diverged,

@@ -1,6 +1,7 @@
 //! What a study runs when it tunes a user's own program: the command, and the environment of one trial of it.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -35,13 +36,17 @@ impl CommandSpec {
         self.run.iter().chain(self.env.values()).any(|template| template.holds(placeholder))
     }
 
-    /// The first file that the command names and that was changed after `since`, such as its script: what was measured
-    /// before is not of it.
+    /// The first file that the command names and that was changed, or put in its place, after `since`, such as its
+    /// script: what was measured before is not of it. What the script imports is not looked at.
     pub fn changed_since(&self, since: SystemTime) -> Option<&str> {
         let folder = self.cwd.as_deref().unwrap_or(Path::new(""));
         let is_newer = |name: &&str| {
             let metadata = std::fs::metadata(folder.join(name)).ok().filter(std::fs::Metadata::is_file);
-            metadata.and_then(|metadata| metadata.modified().ok()).is_some_and(|modified| modified > since)
+            // The time of the last change of the file's entry: a copy may keep the other time of its original.
+            metadata.is_some_and(|metadata| {
+                let changed = u64::try_from(metadata.ctime()).unwrap_or(0);
+                SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(changed)).is_some_and(|changed| changed > since)
+            })
         };
         self.run.iter().map(Template::as_written).find(is_newer)
     }

@@ -192,6 +192,11 @@ impl Template {
         self.pieces.contains(&Piece::Value(placeholder))
     }
 
+    /// Whether any placeholder is in it.
+    pub fn holds_any(&self) -> bool {
+        Placeholder::ALL.into_iter().any(|placeholder| self.holds(placeholder))
+    }
+
     /// As it was written.
     pub fn as_written(&self) -> &str {
         &self.written
