@@ -34,17 +34,21 @@ pub struct ProcessMemory {
 }
 
 /// The memory of this process; `None` where the kernel does not tell all of it.
+pub fn process_memory(root: &Path) -> Option<ProcessMemory> {
+    let resident_bytes = resident_bytes(root, "self")?;
+    let available_bytes = known_memory(root)?.available_bytes;
+    Some(ProcessMemory { resident_bytes, available_bytes })
+}
+
+/// What a process (its number, or `self`) holds and the kernel cannot drop; `None` where it is gone, or is the kernel's.
 ///
 /// Resident is anonymous and shared memory (`RssAnon` and `RssShmem` of `/proc/self/status`, in proc(5) since Linux 4.5),
 /// and not the whole resident set that `/proc/self/statm` gives: pages of mapped files, such as a tokenised data set, are
 /// dropped when somebody needs the room, and already count as available. Older kernels give the whole only.
-pub fn process_memory(root: &Path) -> Option<ProcessMemory> {
-    let status = read(&root.join("proc/self/status"));
+pub fn resident_bytes(root: &Path, process: &str) -> Option<u64> {
+    let status = read(&root.join("proc").join(process).join("status"));
     let held = bytes_of(&status, "RssAnon:").zip(bytes_of(&status, "RssShmem:"));
-    let resident_bytes =
-        held.map(|(own, shared)| own.saturating_add(shared)).or_else(|| bytes_of(&status, "VmRSS:"))?;
-    let available_bytes = known_memory(root)?.available_bytes;
-    Some(ProcessMemory { resident_bytes, available_bytes })
+    held.map(|(own, shared)| own.saturating_add(shared)).or_else(|| bytes_of(&status, "VmRSS:"))
 }
 
 /// Memory limit and what is left of it; nothing where the kernel does not tell.

@@ -235,6 +235,18 @@ pub struct TrialRecord {
 }
 
 impl TrialRecord {
+    /// The record of a trial that has not ended: cancelled, until something else is known.
+    pub fn begun(spec: &TrialSpec) -> Self {
+        Self {
+            spec: spec.clone(),
+            outcome: Outcome::Cancelled,
+            measurement: None,
+            samples: Vec::new(),
+            warnings: Vec::new(),
+            seconds: 0.0,
+        }
+    }
+
     /// Whether the allocator was seen from inside. It is not where a program of the user's own does not report.
     pub fn is_observed(&self) -> bool {
         self.samples.iter().any(|sample| sample.allocated_bytes > 0 || sample.rates.peak.is_some())

@@ -296,14 +296,7 @@ impl Executor for CommandExecutor {
         let Some(placement) = self.placement.clone() else {
             return Err(ExecutorError::Startup { reason: "the device was not looked for".to_owned() });
         };
-        let mut record = TrialRecord {
-            spec: spec.clone(),
-            outcome: Outcome::Cancelled,
-            measurement: None,
-            samples: Vec::new(),
-            warnings: Vec::new(),
-            seconds: 0.0,
-        };
+        let mut record = TrialRecord::begun(spec);
         self.attempt(spec, &placement, &mut record, observe)?;
         record.seconds = begun.elapsed().as_secs_f64();
         Ok(record.canonical())

@@ -228,14 +228,7 @@ impl Executor for ProcessExecutor {
 
     fn run(&mut self, spec: &TrialSpec, observe: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError> {
         let started = Instant::now();
-        let mut record = TrialRecord {
-            spec: spec.clone(),
-            outcome: Outcome::Cancelled,
-            measurement: None,
-            samples: Vec::new(),
-            warnings: Vec::new(),
-            seconds: 0.0,
-        };
+        let mut record = TrialRecord::begun(spec);
         if self.cancelled() {
             return Ok(record);
         }

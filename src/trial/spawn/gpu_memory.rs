@@ -136,11 +136,6 @@ pub struct GpuWatch {
 }
 
 impl GpuWatch {
-    /// Takes the baseline now and watches the command whose process group is `group`.
-    pub fn start(card: CardId<'_>, group: u32) -> Self {
-        GpuBaseline::take(card).follow(group)
-    }
-
     /// Ends the watch and says what was seen.
     pub fn finish(mut self) -> GpuUse {
         let Some((stop, thread)) = self.seen.take() else { return self.nothing };
@@ -279,7 +274,7 @@ mod tests {
         let seen = GpuBaseline::with(None).follow(1).finish();
         assert_eq!((seen.peak_bytes, seen.samples, seen.attributed), (None, 0, Attribution::Rise));
         assert_eq!(seen.to_string(), "not seen");
-        assert_eq!(GpuWatch::start(CardId::Uuid("GPU-none"), 1).finish(), seen);
+        assert_eq!(GpuBaseline::take(CardId::Uuid("GPU-none")).follow(1).finish(), seen);
     }
 
     /// Reads what a script says, and then nothing more.
