@@ -23,7 +23,7 @@ mod image;
 pub mod image_folder;
 pub mod lengths;
 pub mod loader;
-mod mapped;
+pub(crate) mod mapped;
 pub mod order;
 pub mod rules;
 mod spec;

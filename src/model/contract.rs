@@ -11,7 +11,7 @@ use crate::data::loader::{Loader, LoaderConfig};
 use crate::data::synthetic::Synthetic;
 use crate::data::{Batch, InputSpec};
 use crate::train::testing::PlainCpu;
-use crate::train::{Precision, TrainSpec, Trainer};
+use crate::train::{BatchNorm, Precision, TrainSpec, Trainer};
 
 const SEED: u64 = 3;
 
@@ -35,7 +35,13 @@ fn with_every_family(law: impl Fn(&str, Box<dyn Workload>, Batch, usize)) {
     let registry = Registry::builtin();
     for name in registry.names() {
         let spec = small(name);
-        let context = BuildContext { spec: &spec, device: &Device::Cpu, precision: Precision::F32, seed: SEED };
+        let context = BuildContext {
+            spec: &spec,
+            device: &Device::Cpu,
+            precision: Precision::F32,
+            batch_norm: BatchNorm::Train,
+            seed: SEED,
+        };
         let workload = registry.get(name).unwrap().build(&context).unwrap();
         let input = registry.input(&spec).unwrap();
         let choices = match &input {
@@ -104,7 +110,13 @@ fn the_same_seed_builds_the_same_model() {
     with_every_family(|name, workload, batch, _| {
         let spec = small(name);
         let build = |seed| {
-            let context = BuildContext { spec: &spec, device: &Device::Cpu, precision: Precision::F32, seed };
+            let context = BuildContext {
+                spec: &spec,
+                device: &Device::Cpu,
+                precision: Precision::F32,
+                batch_norm: BatchNorm::Train,
+                seed,
+            };
             let workload = Registry::builtin().get(name).unwrap().build(&context).unwrap();
             workload.loss(&batch).unwrap().to_scalar::<f32>().unwrap()
         };

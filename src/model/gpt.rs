@@ -16,6 +16,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::layers::{BlockDimensions, CausalAttention, CausalMask, LayerNorm, Mlp};
 use super::parameters::{Init, Parameters};
+use super::segments::{self, Pass, Segments};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload};
 use crate::data::{Batch, InputSpec};
 use crate::train::Precision;
@@ -24,9 +25,11 @@ use crate::train::Precision;
 const DEVIATION: f32 = 0.02;
 
 /// Named dimensions. `nano` is for tests and first steps on a CPU; the others are the published sizes.
-const PRESETS: [(&str, Dimensions); 3] = [
+const PRESETS: [(&str, Dimensions); 5] = [
     ("gpt2", Dimensions { length: 1024, layers: 12, heads: 12, width: 768, vocabulary: 50_257 }),
     ("gpt2-medium", Dimensions { length: 1024, layers: 24, heads: 16, width: 1024, vocabulary: 50_257 }),
+    ("gpt2-large", Dimensions { length: 1024, layers: 36, heads: 20, width: 1280, vocabulary: 50_257 }),
+    ("gpt2-xl", Dimensions { length: 1024, layers: 48, heads: 25, width: 1600, vocabulary: 50_257 }),
     ("nano", Dimensions { length: 64, layers: 4, heads: 4, width: 128, vocabulary: 256 }),
 ];
 
@@ -55,6 +58,10 @@ impl Family for Gpt {
         Ok(InputSpec::Tokens { vocabulary_size: dimensions.vocabulary, sequence_length: dimensions.length })
     }
 
+    fn parameter_count(&self, spec: &ModelSpec) -> std::result::Result<Option<u64>, ModelError> {
+        Ok(Dimensions::of(spec)?.parameters().map(|count| count as u64))
+    }
+
     fn build(&self, context: &BuildContext<'_>) -> std::result::Result<Box<dyn Workload>, ModelError> {
         let dimensions = Dimensions::of(context.spec)?;
         match context.precision {
@@ -63,11 +70,12 @@ impl Family for Gpt {
                 return Err(ModelError::PrecisionNotSupported { family: "gpt", precision });
             }
         }
-        let mut parameters = Parameters::new(context.device, context.precision.parameter_dtype(), context.seed);
+        let mut parameters = context.parameters(&["transformer."])?;
         let network = Network::create(&mut parameters, &dimensions)?;
         let mask = CausalMask::new(dimensions.length, context.device)?;
         let detached = network.detached();
-        Ok(Box::new(GptWorkload { parameters, network, detached, mask, heads: dimensions.heads }))
+        let compute = context.precision.compute_dtype();
+        Ok(Box::new(GptWorkload { parameters, network, detached, mask, heads: dimensions.heads, compute }))
     }
 }
 
@@ -178,15 +186,16 @@ struct GptWorkload {
     detached: Network,
     mask: CausalMask,
     heads: usize,
+    /// The type of the activations.
+    compute: DType,
 }
 
 impl GptWorkload {
-    fn loss_of(&self, network: &Network, batch: &Batch) -> Result<Tensor> {
+    fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<GptPass<'a>> {
         let (samples, length) = batch.input.dims2()?;
+        let network = if pass.has_graph() { &self.network } else { &self.detached };
         let mask = self.mask.broadcast(samples, self.heads, length)?; // [B, H, T, T]
-        let logits = network.forward(&batch.input, &mask)?.to_dtype(DType::F32)?; // [B·T, V]
-        let targets = batch.target.flatten_all()?; // [B·T]
-        candle_nn::loss::cross_entropy(&logits, &targets) // []
+        Ok(GptPass { network, mask, target: &batch.target, compute: self.compute })
     }
 }
 
@@ -196,11 +205,40 @@ impl Workload for GptWorkload {
     }
 
     fn loss(&self, batch: &Batch) -> Result<Tensor> {
-        self.loss_of(&self.network, batch)
+        segments::loss(&self.pass(batch, Pass::Train)?, &batch.input)
     }
 
     fn evaluate(&self, batch: &Batch) -> Result<Tensor> {
-        self.loss_of(&self.detached, batch)
+        segments::loss(&self.pass(batch, Pass::Evaluate)?, &batch.input)
+    }
+
+    fn segments<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<Option<Box<dyn Segments + 'a>>> {
+        Ok(Some(Box::new(self.pass(batch, pass)?)))
+    }
+}
+
+/// A pass over one batch: the embedding, the blocks, and the head.
+struct GptPass<'a> {
+    network: &'a Network,
+    mask: Tensor,
+    target: &'a Tensor,
+    compute: DType,
+}
+
+impl Segments for GptPass<'_> {
+    fn count(&self) -> usize {
+        self.network.blocks.len() + 2
+    }
+
+    fn forward(&self, index: usize, x: &Tensor) -> Result<Tensor> {
+        if index == 0 {
+            return self.network.embed(x)?.to_dtype(self.compute); // [B, T, D]
+        }
+        if let Some(block) = self.network.blocks.get(index - 1) {
+            return block.forward(x, &self.mask); // [B, T, D]
+        }
+        let logits = self.network.logits(x)?.to_dtype(DType::F32)?; // [B·T, V]
+        candle_nn::loss::cross_entropy(&logits, &self.target.flatten_all()?) // []
     }
 }
 
@@ -265,17 +303,18 @@ impl Network {
         })
     }
 
-    fn forward(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    fn embed(&self, tokens: &Tensor) -> Result<Tensor> {
         let (samples, length) = tokens.dims2()?;
         let width = self.tokens.dim(1)?;
         let embedded = self.tokens.index_select(&tokens.flatten_all()?, 0)?; // [B·T, D]
         let embedded = embedded.reshape((samples, length, width))?; // [B, T, D]
-        let mut x = embedded.broadcast_add(&self.positions.narrow(0, 0, length)?)?; // [B, T, D]
-        for block in &self.blocks {
-            x = block.forward(&x, mask)?; // [B, T, D]
-        }
-        let rows = self.norm.forward(&x)?.reshape((samples * length, width))?; // [B·T, D]
-        rows.matmul(&self.tokens.t()?) // [B·T, V]
+        embedded.broadcast_add(&self.positions.narrow(0, 0, length)?) // [B, T, D]
+    }
+
+    fn logits(&self, x: &Tensor) -> Result<Tensor> {
+        let (samples, length, width) = x.dims3()?;
+        let rows = self.norm.forward(x)?.reshape((samples * length, width))?; // [B·T, D]
+        rows.matmul(&self.tokens.to_dtype(x.dtype())?.t()?) // [B·T, V]
     }
 
     fn detached(&self) -> Self {
@@ -293,6 +332,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
+    use crate::train::BatchNorm;
 
     fn spec(preset: &str) -> ModelSpec {
         ModelSpec { family: "gpt".to_owned(), preset: Some(preset.to_owned()), ..ModelSpec::default() }
@@ -310,7 +350,8 @@ mod tests {
     }
 
     fn build(spec: &ModelSpec, precision: Precision) -> Box<dyn Workload> {
-        Gpt.build(&BuildContext { spec, device: &Device::Cpu, precision, seed: 1 }).unwrap()
+        Gpt.build(&BuildContext { spec, device: &Device::Cpu, precision, batch_norm: BatchNorm::Train, seed: 1 })
+            .unwrap()
     }
 
     fn batch(samples: usize, length: usize) -> Batch {
@@ -376,7 +417,13 @@ mod tests {
 
     #[test]
     fn a_precision_that_is_not_built_yet_is_refused() {
-        let context = BuildContext { spec: &tiny(), device: &Device::Cpu, precision: Precision::F16, seed: 1 };
+        let context = BuildContext {
+            spec: &tiny(),
+            device: &Device::Cpu,
+            precision: Precision::F16,
+            batch_norm: BatchNorm::Train,
+            seed: 1,
+        };
         assert!(matches!(Gpt.build(&context), Err(ModelError::PrecisionNotSupported { .. })));
     }
 

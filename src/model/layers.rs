@@ -5,7 +5,11 @@
 //! graph that goes through them is cut without an error. So normalisation is `candle_nn::ops::layer_norm_slow` and
 //! attention is written out; both are what a candle user trains with, and so is their memory.
 //!
-//! With parameters in bfloat16 the normalisation and the softmax are computed in f32 (their sums lose too much in
+//! Whatever the type of the activations, a layer converts its parameters to it, which does nothing where they agree
+//! and is mixed precision where they do not: the conversion is part of the graph, so the gradient arrives in the type
+//! of the parameter.
+//!
+//! With activations in 16 bits the normalisation and the softmax are computed in f32 (their sums lose too much in
 //! 8 bits of mantissa) and cast back. That costs f32 copies of the scores, `[B, H, T, T]`, which live until the
 //! backward pass like every other activation.
 //!
@@ -40,7 +44,8 @@ impl LayerNorm {
 
     /// Normalises each row of `x`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        candle_nn::ops::layer_norm_slow(x, &self.weight, &self.bias, NORM_EPSILON) // [.., D]
+        let (weight, bias) = (self.weight.to_dtype(x.dtype())?, self.bias.to_dtype(x.dtype())?); // [D], [D]
+        candle_nn::ops::layer_norm_slow(x, &weight, &bias, NORM_EPSILON) // [.., D]
     }
 
     /// The same layer without a graph, over the same storage.
@@ -71,7 +76,8 @@ impl Projection {
         let (batch, length, inputs) = x.dims3()?;
         // Two dimensions: with three, the weight would be broadcast and its gradient be B times as large.
         let rows = x.reshape((batch * length, inputs))?; // [B·T, I]
-        let rows = rows.matmul(&self.weight)?.broadcast_add(&self.bias)?; // [B·T, O]
+        let (weight, bias) = (self.weight.to_dtype(x.dtype())?, self.bias.to_dtype(x.dtype())?); // [I, O], [O]
+        let rows = rows.matmul(&weight)?.broadcast_add(&bias)?; // [B·T, O]
         rows.reshape((batch, length, ())) // [B, T, O]
     }
 

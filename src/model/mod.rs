@@ -9,20 +9,25 @@
 //! the contract tests run over it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::data::{Batch, InputSpec};
-use crate::train::Precision;
+use crate::train::{BatchNorm, Precision};
 
 #[cfg(test)]
 mod contract;
 pub mod gpt;
 pub mod layers;
 pub mod parameters;
+pub mod segments;
+mod weights;
 
-pub use parameters::Parameters;
+pub use parameters::{Buffers, Parameters};
+pub use segments::{Pass, Segments};
+pub use weights::Weights;
 
 /// Which model to train, as a plan holds it. Fields that are `None` come from the preset.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -41,6 +46,20 @@ pub struct ModelSpec {
     pub hidden_size: Option<usize>,
     /// Distinct tokens.
     pub vocabulary_size: Option<usize>,
+    /// Heads of keys and values, where several heads of queries share one.
+    pub key_value_heads: Option<usize>,
+    /// Width of the hidden layer of a block's network.
+    pub intermediate_size: Option<usize>,
+    /// Pixels of an image's side.
+    pub image_size: Option<usize>,
+    /// Pixels of a patch's side.
+    pub patch_size: Option<usize>,
+    /// Distinct classes.
+    pub classes: Option<usize>,
+    /// A safetensors file with values for the parameters, in place of an initialisation.
+    pub weights: Option<PathBuf>,
+    /// A `config.json` of Hugging Face's; it stands where a preset would.
+    pub config: Option<PathBuf>,
     /// Settings of a family that batchtune does not know, handed to it unread.
     pub options: serde_json::Map<String, serde_json::Value>,
 }
@@ -52,10 +71,24 @@ pub struct BuildContext<'a> {
     pub spec: &'a ModelSpec,
     /// Where the parameters are to live.
     pub device: &'a Device,
-    /// The type of the parameters and the activations.
+    /// The types of the parameters and the activations.
     pub precision: Precision,
+    /// What batch normalisation does in training.
+    pub batch_norm: BatchNorm,
     /// The seed of the initialisation.
     pub seed: u64,
+}
+
+impl BuildContext<'_> {
+    /// An empty set of parameters for the model, with the values of `model.weights` where there are some. Tensors in
+    /// that file may have one of the `prefixes` before the parameter's name.
+    pub fn parameters(&self, prefixes: &'static [&'static str]) -> Result<Parameters, ModelError> {
+        let parameters = Parameters::new(self.device, self.precision.parameter_dtype(), self.seed);
+        Ok(match &self.spec.weights {
+            Some(path) => parameters.with_weights(Weights::open(path, prefixes)?),
+            None => parameters,
+        })
+    }
 }
 
 /// A kind of model.
@@ -71,6 +104,11 @@ pub trait Family: Send + Sync {
     /// What a batch for this model looks like, so that a dataset can be made to fit.
     fn input(&self, spec: &ModelSpec) -> Result<InputSpec, ModelError>;
 
+    /// Scalar parameters of a model, without building it; `None` where the family cannot say.
+    fn parameter_count(&self, _spec: &ModelSpec) -> Result<Option<u64>, ModelError> {
+        Ok(None)
+    }
+
     /// Builds the model with initialised parameters.
     fn build(&self, context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError>;
 }
@@ -84,6 +122,11 @@ pub trait Workload {
     /// The trainable parameters.
     fn parameters(&self) -> &Parameters;
 
+    /// What the model keeps beside its parameters and no gradient reaches; `None` where it keeps nothing.
+    fn buffers(&self) -> Option<&Buffers> {
+        None
+    }
+
     /// The mean loss over the batch: a scalar, differentiable with respect to the parameters.
     fn loss(&self, batch: &Batch) -> candle_core::Result<Tensor>;
 
@@ -93,6 +136,12 @@ pub trait Workload {
     /// the loss is dropped. A family that can run over detached parameters does so and needs far less.
     fn evaluate(&self, batch: &Batch) -> candle_core::Result<Tensor> {
         self.loss(batch)
+    }
+
+    /// The loss of a batch cut into segments, one after the other, which is what gradient checkpointing needs; `None`
+    /// where the model is of one piece.
+    fn segments<'a>(&'a self, _batch: &'a Batch, _pass: Pass) -> candle_core::Result<Option<Box<dyn Segments + 'a>>> {
+        Ok(None)
     }
 }
 
@@ -164,6 +213,14 @@ pub enum ModelError {
         family: &'static str,
         /// What was asked for.
         precision: Precision,
+    },
+    /// A file of weights that cannot be read.
+    #[error("cannot read `model.weights` `{}`: {reason}", path.display())]
+    Weights {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
     },
     /// candle could not build it.
     #[error("cannot build the model")]

@@ -6,7 +6,7 @@ use super::*;
 use crate::model::parameters::{Init, Parameters};
 use crate::model::{BuildContext, ModelSpec, Registry};
 use crate::train::testing::PlainCpu;
-use crate::train::{OptimizerKind, Precision};
+use crate::train::{BatchNorm, OptimizerKind, Precision};
 
 /// A linear map through an operation without a backward pass, which cuts `before` off.
 struct Cut {
@@ -69,7 +69,7 @@ fn gpt(precision: Precision) -> Box<dyn Workload> {
         vocabulary_size: Some(32),
         ..ModelSpec::default()
     };
-    let context = BuildContext { spec: &spec, device: &Device::Cpu, precision, seed: 5 };
+    let context = BuildContext { spec: &spec, device: &Device::Cpu, precision, batch_norm: BatchNorm::Train, seed: 5 };
     Registry::builtin().get("gpt").unwrap().build(&context).unwrap()
 }
 
