@@ -48,6 +48,17 @@ impl LoaderConfig {
     }
 }
 
+/// Where batches come from: a loader, or what stands in its place.
+pub trait Batches {
+    /// The next batch; blocks until it is ready.
+    fn next_batch(&mut self) -> Result<HostBatch, DataError>;
+
+    /// What was skipped for the batches so far.
+    fn skipped(&self) -> Skipped {
+        Skipped::default()
+    }
+}
+
 /// Endless batches in an order that depends on the seed alone, not on the number of workers.
 pub struct Loader {
     order: Order,
@@ -150,6 +161,16 @@ impl Loader {
             pool.request(self.requested, self.batch(self.requested));
             self.requested += 1;
         }
+    }
+}
+
+impl Batches for Loader {
+    fn next_batch(&mut self) -> Result<HostBatch, DataError> {
+        Self::next_batch(self)
+    }
+
+    fn skipped(&self) -> Skipped {
+        Self::skipped(self).clone()
     }
 }
 

@@ -36,7 +36,7 @@ pub mod tokens;
 pub use error::DataError;
 pub use order::Place;
 pub use spec::{DataSpec, LastBatch, LengthDistribution, LengthSpec, OnBadSample, Padding, SourceKind};
-pub use throughput::{Throughput, Until, throughput};
+pub use throughput::{Extent, Throughput, throughput};
 
 /// What a batch must look like for a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

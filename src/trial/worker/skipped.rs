@@ -1,7 +1,7 @@
 //! The warning of samples that could not be read, where `data.on_bad_sample: skip` lets a trial go on without them.
 
-use super::open::Batches;
 use super::trial::{Halt, Trial};
+use crate::data::loader::Batches;
 use crate::units::plural;
 
 impl Trial<'_> {

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use candle_core::Device;
 
-use super::open::{Batches, Supplies, Training};
+use super::open::{Supplies, Training};
 use super::*;
+use crate::data::loader::Batches;
 use crate::data::rules::Skipped;
 use crate::data::{Batch, DataError, DataSpec, HostBatch, HostValues};
 use crate::device::{DeviceChoice, DeviceFacts, DeviceSession, LargestRequest, StepError};

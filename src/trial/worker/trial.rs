@@ -8,8 +8,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::inbox::Inbox;
-use super::open::{Batches, Supplies, Training};
+use super::open::{Supplies, Training};
 use super::phases::Phases;
+use crate::data::loader::Batches;
 use crate::data::{Batch, HostBatch};
 use crate::device::{DeviceSession, LargestRequest, StepError, facts};
 use crate::memory::{Phase, Trim};

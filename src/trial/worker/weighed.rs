@@ -6,7 +6,8 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::open::{Batches, Supplies, Training};
+use super::open::{Supplies, Training};
+use crate::data::loader::Batches;
 use crate::data::rules::Skipped;
 use crate::data::{DataError, HostBatch};
 use crate::device::{DeviceSession, StepError};
