@@ -25,6 +25,7 @@ pub mod lengths;
 pub mod loader;
 pub(crate) mod mapped;
 pub mod order;
+pub mod pinned;
 pub mod rules;
 mod spec;
 pub mod synthetic;
