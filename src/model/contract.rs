@@ -16,7 +16,7 @@ use crate::train::{BatchNorm, Precision, TrainSpec, Trainer};
 const SEED: u64 = 3;
 
 /// Dimensions at which a test is quick.
-fn small(family: &str) -> ModelSpec {
+pub(crate) fn small(family: &str) -> ModelSpec {
     let spec = ModelSpec { family: family.to_owned(), ..ModelSpec::default() };
     match family {
         "gpt" => ModelSpec {

@@ -18,7 +18,7 @@ use crate::data::{Batch, InputSpec};
 use crate::train::{BatchNorm, Precision};
 
 #[cfg(test)]
-mod contract;
+pub(crate) mod contract;
 pub mod gpt;
 pub mod layers;
 pub mod parameters;
