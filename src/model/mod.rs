@@ -18,7 +18,7 @@ use crate::train::{BatchNorm, Precision};
 
 pub mod bert;
 #[cfg(test)]
-mod contract;
+pub(crate) mod contract;
 pub mod gpt;
 mod hugging_face;
 pub mod layers;
