@@ -17,11 +17,16 @@ use serde::{Deserialize, Serialize};
 use crate::data::{Batch, InputSpec};
 use crate::train::{BatchNorm, Precision};
 
+pub mod batch_norm;
 #[cfg(test)]
 mod contract;
+pub mod convolution;
 pub mod gpt;
 pub mod layers;
+pub mod linear;
+pub mod max_pool;
 pub mod parameters;
+pub mod resnet;
 pub mod segments;
 mod weights;
 
@@ -154,7 +159,7 @@ pub struct Registry {
 impl Registry {
     /// A registry with the families that come with batchtune.
     pub fn builtin() -> Self {
-        Self::default().with(gpt::Gpt)
+        Self::default().with(gpt::Gpt).with(resnet::ResNet)
     }
 
     /// Adds a family. One of the same name is replaced.
@@ -214,6 +219,9 @@ pub enum ModelError {
         /// What was asked for.
         precision: Precision,
     },
+    /// Batch norm over all replicas, where there is one.
+    #[error("`train.batch_norm: sync` needs more than one replica (hint: `train` or `frozen`)")]
+    SyncWithoutReplicas,
     /// A file of weights that cannot be read.
     #[error("cannot read `model.weights` `{}`: {reason}", path.display())]
     Weights {
