@@ -21,6 +21,8 @@ pub mod batch_norm;
 #[cfg(test)]
 mod contract;
 pub mod convolution;
+#[cfg(test)]
+mod fixture;
 pub mod gpt;
 pub mod layers;
 pub mod linear;

@@ -72,12 +72,7 @@ impl Family for ResNet {
         if context.batch_norm == train::BatchNorm::Sync {
             return Err(ModelError::SyncWithoutReplicas);
         }
-        let mut parameters = context.parameters(&["module."])?;
-        let mut buffers = parameters.buffers();
-        let network = Network::create((&mut parameters, &mut buffers), &dimensions, context.batch_norm)?;
-        let detached = network.detached();
-        let compute = context.precision.compute_dtype();
-        Ok(Box::new(ResNetWorkload { parameters, buffers, network, detached, compute }))
+        Ok(Box::new(ResNetWorkload::create(context, &dimensions)?))
     }
 }
 
@@ -230,6 +225,15 @@ struct ResNetWorkload {
 }
 
 impl ResNetWorkload {
+    fn create(context: &BuildContext<'_>, dimensions: &Dimensions) -> std::result::Result<Self, ModelError> {
+        // A net that was wrapped for training on several devices is saved with this prefix.
+        let mut parameters = context.parameters(&["module."])?;
+        let mut buffers = parameters.buffers();
+        let network = Network::create((&mut parameters, &mut buffers), dimensions, context.batch_norm)?;
+        let detached = network.detached();
+        Ok(Self { parameters, buffers, network, detached, compute: context.precision.compute_dtype() })
+    }
+
     fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> ResNetPass<'a> {
         let network = if pass.has_graph() { &self.network } else { &self.detached };
         ResNetPass { network, target: &batch.target, compute: self.compute, pass }

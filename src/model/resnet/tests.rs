@@ -1,6 +1,7 @@
 use candle_core::Device;
 
 use super::*;
+use crate::model::fixture;
 use crate::train::Precision;
 
 fn spec(preset: &str) -> ModelSpec {
@@ -142,6 +143,21 @@ fn bfloat16_follows_f32() {
         let gradients = loss.backward().unwrap();
         for (name, variable) in rounded.parameters().iter() {
             assert_eq!(gradients.get(variable).map(Tensor::dtype), Some(precision.parameter_dtype()), "{name}");
+        }
+    }
+}
+
+#[test]
+fn pytorch_trains_to_the_same_losses_gradients_and_statistics() {
+    let bottleneck = Dimensions { image: 23, classes: 7, width: 4, stages: &[1, 2], block: Block::Bottleneck };
+    let basic = Dimensions { width: 8, ..preset("nano").unwrap() };
+    for (name, dimensions) in [("resnet_basic", basic), ("resnet_bottleneck", bottleneck)] {
+        for (suffix, batch_norm) in [("", train::BatchNorm::Train), ("_frozen", train::BatchNorm::Frozen)] {
+            let name = format!("{name}{suffix}");
+            let spec = ModelSpec { weights: Some(fixture::path(&name, "safetensors")), ..ModelSpec::default() };
+            let precision = Precision::F32;
+            let context = BuildContext { spec: &spec, device: &Device::Cpu, precision, batch_norm, seed: 0 };
+            fixture::compare(&name, || Box::new(ResNetWorkload::create(&context, &dimensions).unwrap()));
         }
     }
 }
