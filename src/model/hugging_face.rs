@@ -123,8 +123,8 @@ pub(super) fn llama(path: &Path) -> Result<llama::Dimensions, ModelError> {
         mlp_bias: Option<bool>,
         rope_theta: Option<f64>,
         // Up to version 4 and from version 5 on.
-        rope_scaling: Option<Rope>,
-        rope_parameters: Option<Rope>,
+        rope_scaling: Option<Frequencies>,
+        rope_parameters: Option<Frequencies>,
     }
     let config = Config::open(path, "llama", "llama")?;
     let found: Llama = config.parse()?;
@@ -151,7 +151,7 @@ pub(super) fn llama(path: &Path) -> Result<llama::Dimensions, ModelError> {
 }
 
 #[derive(Deserialize)]
-struct Rope {
+struct Frequencies {
     rope_type: Option<String>,
     /// The same in older files.
     r#type: Option<String>,
@@ -162,7 +162,7 @@ struct Rope {
     original_max_position_embeddings: Option<usize>,
 }
 
-impl Rope {
+impl Frequencies {
     fn scaling(self, config: &Config<'_>) -> Result<Option<Llama3Scaling>, ModelError> {
         let kind = self.rope_type.or(self.r#type);
         match kind.as_deref() {
