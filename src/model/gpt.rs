@@ -6,8 +6,8 @@
 //! GELU in its tanh form, and one matrix for the token embedding and the output layer. No dropout: it is switched off
 //! in most pre-training since, and it would only hide a loss that does not fall.
 //!
-//! In bfloat16, parameters and activations are bfloat16 and the normalisation, the softmax of the attention, and
-//! the loss are computed in f32. The f32 copies cost memory where the tensors are largest: the scores of each layer
+//! In 16 bits, parameters and activations have 16 and the normalisation, the softmax of the attention, and the loss are
+//! computed in f32. The f32 copies cost memory where the tensors are largest: the scores of each layer
 //! `[B, H, T, T]` and the logits `[B·T, V]`.
 //!
 //! Letters of the shapes: B samples, T tokens, D `hidden_size`, H `heads`, V `vocabulary_size`.
@@ -20,7 +20,6 @@ use super::segments::{self, Pass, Segments};
 use super::spec::{MAX_LAYERS, MAX_LENGTH, Presets, check_parameters, check_range};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload, hugging_face};
 use crate::data::{Batch, InputSpec};
-use crate::train::Precision;
 
 /// Standard deviation of all weights, before the residual scaling.
 const DEVIATION: f32 = 0.02;
@@ -62,12 +61,6 @@ impl Family for Gpt {
 
     fn build(&self, context: &BuildContext<'_>) -> std::result::Result<Box<dyn Workload>, ModelError> {
         let dimensions = Dimensions::of(context.spec)?;
-        match context.precision {
-            Precision::F32 | Precision::Bf16 => {}
-            precision @ (Precision::F16 | Precision::MixedBf16 | Precision::MixedF16) => {
-                return Err(ModelError::PrecisionNotSupported { family: "gpt", precision });
-            }
-        }
         let mut parameters = context.parameters(&["transformer."])?;
         let network = Network::create(&mut parameters, &dimensions)?;
         let mask = CausalMask::new(dimensions.length, context.device)?;
@@ -289,7 +282,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::train::BatchNorm;
+    use crate::train::{BatchNorm, Precision};
 
     fn spec(preset: &str) -> ModelSpec {
         ModelSpec { family: "gpt".to_owned(), preset: Some(preset.to_owned()), ..ModelSpec::default() }
@@ -370,18 +363,6 @@ mod tests {
     fn an_unknown_preset_names_those_there_are() {
         let error = Gpt.input(&spec("gpt5")).unwrap_err().to_string();
         assert!(error.contains("`gpt5`") && error.contains("gpt2-medium"), "{error}");
-    }
-
-    #[test]
-    fn a_precision_that_is_not_built_yet_is_refused() {
-        let context = BuildContext {
-            spec: &tiny(),
-            device: &Device::Cpu,
-            precision: Precision::F16,
-            batch_norm: BatchNorm::Train,
-            seed: 1,
-        };
-        assert!(matches!(Gpt.build(&context), Err(ModelError::PrecisionNotSupported { .. })));
     }
 
     #[test]

@@ -16,14 +16,21 @@ use candle_core::{Device, Tensor};
 use crate::data::{Batch, InputSpec};
 use crate::train::{BatchNorm, Precision};
 
+pub mod batch_norm;
 pub mod bert;
 #[cfg(test)]
-mod contract;
+pub(crate) mod contract;
+pub mod convolution;
+#[cfg(test)]
+mod fixture;
 pub mod gpt;
 mod hugging_face;
 pub mod layers;
+pub mod linear;
 pub mod llama;
+pub mod max_pool;
 pub mod parameters;
+pub mod resnet;
 pub mod segments;
 pub mod spec;
 mod weights;
@@ -123,7 +130,7 @@ pub struct Registry {
 impl Registry {
     /// A registry with the families that come with batchtune.
     pub fn builtin() -> Self {
-        Self::default().with(gpt::Gpt).with(llama::Llama).with(bert::Bert)
+        Self::default().with(gpt::Gpt).with(llama::Llama).with(bert::Bert).with(resnet::ResNet)
     }
 
     /// Adds a family. One of the same name is replaced.
@@ -186,6 +193,9 @@ pub enum ModelError {
         /// What was asked for.
         precision: Precision,
     },
+    /// Batch norm over all replicas, where there is one.
+    #[error("`train.batch_norm: sync` needs more than one replica (hint: `train` or `frozen`)")]
+    SyncWithoutReplicas,
     /// A file of weights that cannot be read.
     #[error("cannot read `model.weights` `{}`: {reason}", path.display())]
     Weights {

@@ -17,6 +17,7 @@ pub(crate) fn small(family: &str) -> ModelSpec {
         "gpt" => transformer,
         "llama" => ModelSpec { heads: Some(4), key_value_heads: Some(2), intermediate_size: Some(48), ..transformer },
         "bert" => ModelSpec { intermediate_size: Some(48), ..transformer },
+        "resnet" => ModelSpec { preset: Some("nano".to_owned()), image_size: Some(24), ..spec },
         other => panic!("add small dimensions for family `{other}`"),
     }
 }
