@@ -114,8 +114,8 @@ impl Case {
             trainer.step(&batch, session).unwrap();
             trainer.update(session).unwrap();
         }
-        let trained = trainer.step(&batch, session).unwrap().loss;
-        off.trained_loss = self.loss_off(trained, "trained_loss");
+        let after = trainer.step(&batch, session).unwrap().loss;
+        off.trained_loss = self.loss_off(after, "trained_loss");
         assert!(off.loss.max(off.trained_loss) <= tolerance.loss, "{}, {precision}: {off:?}", self.name);
         off
     }
