@@ -31,6 +31,7 @@ impl Loaded {
                 ModelError::PrecisionNotSupported { .. } => "train.precision".to_owned(),
                 ModelError::SyncWithoutReplicas => "train.batch_norm".to_owned(),
                 ModelError::Weights { .. } => "model.weights".to_owned(),
+                ModelError::Config { .. } => "model.config".to_owned(),
                 ModelError::Candle(_) => "model".to_owned(),
             };
             self.source.error_at(&key, with_causes(&error))
