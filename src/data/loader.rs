@@ -48,6 +48,22 @@ impl LoaderConfig {
     }
 }
 
+/// Where batches come from: a loader, or what stands in its place.
+pub trait Batches: Send {
+    /// The next batch; blocks until it is ready.
+    fn next_batch(&mut self) -> Result<HostBatch, DataError>;
+
+    /// What was skipped for the batches so far.
+    fn skipped(&self) -> Skipped {
+        Skipped::default()
+    }
+
+    /// What makes whoever loads leave in the middle of a batch, for one that is waiting for it on another thread.
+    fn stop_flag(&self) -> Option<Arc<AtomicBool>> {
+        None
+    }
+}
+
 /// Endless batches in an order that depends on the seed alone, not on the number of workers.
 pub struct Loader {
     order: Order,
@@ -149,6 +165,23 @@ impl Loader {
         while self.requested < self.delivered.saturating_add(self.ahead) {
             pool.request(self.requested, self.batch(self.requested));
             self.requested += 1;
+        }
+    }
+}
+
+impl Batches for Loader {
+    fn next_batch(&mut self) -> Result<HostBatch, DataError> {
+        Self::next_batch(self)
+    }
+
+    fn skipped(&self) -> Skipped {
+        Self::skipped(self).clone()
+    }
+
+    fn stop_flag(&self) -> Option<Arc<AtomicBool>> {
+        match &self.source {
+            Source::Pool(pool) => Some(Arc::clone(&pool.stop)),
+            Source::Caller(_) | Source::Failed { .. } => None,
         }
     }
 }

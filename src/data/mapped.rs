@@ -1,4 +1,4 @@
-//! A file in memory without being read: the only `unsafe` of this room beside page-locked buffers.
+//! A file in memory without being read: the only `unsafe` of this room.
 //!
 //! A map is as long as the file was when it was opened. Should the file become shorter, the pages behind its end are
 //! still mapped, and touching one is a bus error that ends the process. So every read asks for the file's length first,

@@ -2,8 +2,11 @@
 //!
 //! Of each sample's tokens 15 % are chosen. Four fifths of them are replaced by the mask token, a tenth by a random
 //! token, and a tenth stay; the model has to name what was there, and is asked about no other place. The choice
-//! depends on the place (seed, epoch, index), so that every epoch asks about others and every run about the same
-//! (`transformers`' `DataCollatorForLanguageModeling` does the same, batch by batch).
+//! depends on the place (seed, epoch, index), so that every epoch asks about others and every run about the same.
+//!
+//! Every sample of one length has the same number of chosen tokens, as in `create_pretraining_data.py` of
+//! `google-research/bert`. `transformers`' `DataCollatorForLanguageModeling` throws a die for each token, and then
+//! micro-batches have other numbers of them, so that the mean of their losses is not the loss of the whole batch.
 //!
 //! This is not a source but a view on one: any dataset of tokens will do.
 
@@ -54,12 +57,21 @@ impl Masked {
 
     /// The target, and the tokens with some of them hidden.
     fn hide(&self, tokens: &mut [u32], place: Place) -> Vec<u32> {
+        if tokens.is_empty() {
+            return Vec::new();
+        }
         let mut rng = StdRng::seed_from_u64(mix(mix(self.seed, place.epoch), place.index as u64));
-        let mut chosen: Vec<bool> = tokens.iter().map(|_| rng.random_bool(CHOSEN)).collect();
+        let count = (CHOSEN * tokens.len() as f64).round() as usize;
+        let mut places = rand::seq::index::sample(&mut rng, tokens.len(), count.clamp(1, tokens.len())).into_vec();
         let sure = self.rules.shortest.clamp(1, tokens.len().max(1));
-        if !chosen.iter().take(sure).any(|is_chosen| *is_chosen) {
-            let at = rng.random_range(0..sure);
-            if let Some(is_chosen) = chosen.get_mut(at) {
+        if !places.iter().any(|place| *place < sure)
+            && let Some(first) = places.first_mut()
+        {
+            *first = rng.random_range(0..sure);
+        }
+        let mut chosen = vec![false; tokens.len()];
+        for place in places {
+            if let Some(is_chosen) = chosen.get_mut(place) {
                 *is_chosen = true;
             }
         }

@@ -26,6 +26,7 @@ pub mod loader;
 pub(crate) mod mapped;
 pub mod masked;
 pub mod order;
+pub mod pinned;
 pub mod rules;
 mod spec;
 pub mod synthetic;
@@ -37,7 +38,7 @@ pub mod tokens;
 pub use error::DataError;
 pub use order::Place;
 pub use spec::{DataSpec, LastBatch, LengthDistribution, LengthSpec, OnBadSample, Padding, SourceKind};
-pub use throughput::{Throughput, Until, throughput};
+pub use throughput::{Extent, Throughput, throughput};
 
 /// What a batch must look like for a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

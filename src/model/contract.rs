@@ -10,7 +10,7 @@ use crate::data::{self, Batch, DataSpec, InputSpec};
 use crate::train::testing::PlainCpu;
 use crate::train::{BatchNorm, Precision, TrainSpec, Trainer};
 
-use small::small;
+pub(crate) use small::small;
 
 mod small;
 

@@ -6,8 +6,8 @@
 //! GELU in its tanh form, and one matrix for the token embedding and the output layer. No dropout: it is switched off
 //! in most pre-training since, and it would only hide a loss that does not fall.
 //!
-//! In bfloat16, parameters and activations are bfloat16 and the normalisation, the softmax of the attention, and
-//! the loss are computed in f32. The f32 copies cost memory where the tensors are largest: the scores of each layer
+//! In 16 bits, parameters and activations have 16 and the normalisation, the softmax of the attention, and the loss are
+//! computed in f32. The f32 copies cost memory where the tensors are largest: the scores of each layer
 //! `[B, H, T, T]` and the logits `[B·T, V]`.
 //!
 //! Letters of the shapes: B samples, T tokens, D `hidden_size`, H `heads`, V `vocabulary_size`.
@@ -17,10 +17,9 @@ use candle_core::{DType, Result, Tensor};
 use super::layers::{BlockDimensions, CausalAttention, CausalMask, LayerNorm, Mlp};
 use super::parameters::{Init, Parameters};
 use super::segments::{self, Pass, Segments};
-use super::spec::{Presets, check_range};
+use super::spec::{MAX_LAYERS, MAX_LENGTH, Presets, check_parameters, check_range};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload, hugging_face};
 use crate::data::{Batch, InputSpec};
-use crate::train::Precision;
 
 /// Standard deviation of all weights, before the residual scaling.
 const DEVIATION: f32 = 0.02;
@@ -37,13 +36,6 @@ const ALL: [(&str, Dimensions); 5] = [
 
 /// The keys of `model` that mean something here.
 const READ: [&str; 7] = ["preset", "config", "sequence_length", "layers", "heads", "hidden_size", "vocabulary_size"];
-
-/// Every layer keeps scores of T × T per head: far below this length they exceed any device.
-const MAX_LENGTH: usize = 1 << 15;
-/// Deeper than any published model; bounds the work of a typing error, and candle's recursion over the graph.
-const MAX_LAYERS: usize = 1024;
-/// A trillion parameters: more cannot be meant for one device.
-const MAX_PARAMETERS: usize = 1 << 40;
 
 /// The GPT family.
 #[derive(Debug)]
@@ -69,12 +61,6 @@ impl Family for Gpt {
 
     fn build(&self, context: &BuildContext<'_>) -> std::result::Result<Box<dyn Workload>, ModelError> {
         let dimensions = Dimensions::of(context.spec)?;
-        match context.precision {
-            Precision::F32 | Precision::Bf16 => {}
-            precision @ (Precision::F16 | Precision::MixedBf16 | Precision::MixedF16) => {
-                return Err(ModelError::PrecisionNotSupported { family: "gpt", precision });
-            }
-        }
         let mut parameters = context.parameters(&["transformer."])?;
         let network = Network::create(&mut parameters, &dimensions)?;
         let mask = CausalMask::new(dimensions.length, context.device)?;
@@ -128,13 +114,7 @@ impl Dimensions {
                 reason: format!("{} heads do not divide a `hidden_size` of {}", self.heads, self.width),
             });
         }
-        match self.parameters() {
-            Some(parameters) if parameters <= MAX_PARAMETERS => Ok(()),
-            _ => Err(ModelError::Invalid {
-                field: "hidden_size",
-                reason: format!("{self} has more than {MAX_PARAMETERS} parameters"),
-            }),
-        }
+        check_parameters(self.parameters())
     }
 
     /// Scalar parameters; `None` where they overflow.
@@ -144,13 +124,6 @@ impl Dimensions {
         // Attention 4·D² + 4·D, network 8·D² + 5·D, two norms of 2·D.
         let block = width.checked_mul(width)?.checked_mul(12)?.checked_add(width.checked_mul(13)?)?;
         embeddings.checked_add(block.checked_mul(self.layers)?)?.checked_add(width.checked_mul(2)?)
-    }
-}
-
-impl std::fmt::Display for Dimensions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { layers, width, vocabulary, .. } = self;
-        write!(f, "a model of {layers} layers, hidden size {width} and vocabulary {vocabulary}")
     }
 }
 
@@ -309,7 +282,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::train::BatchNorm;
+    use crate::train::{BatchNorm, Precision};
 
     fn spec(preset: &str) -> ModelSpec {
         ModelSpec { family: "gpt".to_owned(), preset: Some(preset.to_owned()), ..ModelSpec::default() }
@@ -390,18 +363,6 @@ mod tests {
     fn an_unknown_preset_names_those_there_are() {
         let error = Gpt.input(&spec("gpt5")).unwrap_err().to_string();
         assert!(error.contains("`gpt5`") && error.contains("gpt2-medium"), "{error}");
-    }
-
-    #[test]
-    fn a_precision_that_is_not_built_yet_is_refused() {
-        let context = BuildContext {
-            spec: &tiny(),
-            device: &Device::Cpu,
-            precision: Precision::F16,
-            batch_norm: BatchNorm::Train,
-            seed: 1,
-        };
-        assert!(matches!(Gpt.build(&context), Err(ModelError::PrecisionNotSupported { .. })));
     }
 
     #[test]

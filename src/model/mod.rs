@@ -19,7 +19,7 @@ use crate::train::{BatchNorm, Precision};
 pub mod batch_norm;
 pub mod bert;
 #[cfg(test)]
-mod contract;
+pub(crate) mod contract;
 pub mod convolution;
 pub mod gpt;
 mod hugging_face;
@@ -30,6 +30,7 @@ pub mod parameters;
 pub mod resnet;
 pub mod segments;
 pub mod spec;
+pub mod vit;
 mod weights;
 
 pub use parameters::{Buffers, Parameters};
@@ -127,7 +128,7 @@ pub struct Registry {
 impl Registry {
     /// A registry with the families that come with batchtune.
     pub fn builtin() -> Self {
-        Self::default().with(gpt::Gpt).with(llama::Llama).with(bert::Bert).with(resnet::ResNet)
+        Self::default().with(gpt::Gpt).with(llama::Llama).with(bert::Bert).with(resnet::ResNet).with(vit::Vit)
     }
 
     /// Adds a family. One of the same name is replaced.

@@ -9,8 +9,12 @@ use candle_core::DType;
 use serde::{Deserialize, Serialize};
 
 mod checkpoint;
+#[cfg(test)]
+mod contract;
 pub mod gradients;
+mod loss_scale;
 pub mod optimizer;
+mod recompute;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod trainer;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use batchtune::data::loader::{Loader, LoaderConfig};
-use batchtune::data::{self, DataSpec, InputSpec, SourceKind, Until};
+use batchtune::data::{self, DataSpec, Extent, InputSpec, SourceKind};
 
 mod photos;
 
@@ -34,16 +34,19 @@ fn rate(folder: &Path, workers: usize, seconds: f64) -> Result<(), Box<dyn Error
     let config = LoaderConfig { batch_size: BATCH_SIZE, workers, prefetch_depth: 2, seed: 0 };
     let mut loader = Loader::start(Arc::clone(&dataset), config);
     let begun = processor_time()?;
-    let measured = data::throughput(&mut loader, Until::Time(Duration::from_secs_f64(seconds)), &|| false)?;
+    let round = u32::try_from(workers.max(1))?;
+    let time = Duration::try_from_secs_f64(seconds)?;
+    let extent = Extent { round, warmup_rounds: 1, rounds: u32::MAX, time };
+    let measured = data::throughput(&mut loader, extent, &|| false)?.ok_or("nobody stops it")?;
     let used = processor_time()?.saturating_sub(begun).as_secs_f64();
-    let images = (measured.batches + workers.max(1) as u64) * BATCH_SIZE as u64;
+    let images = (measured.batches() + u64::from(round)) * BATCH_SIZE as u64;
     writeln!(
         std::io::stdout(),
         r#"{{"images_per_second": {:.2}, "images_per_processor_second": {:.2}, "batches": {}, "bytes_per_batch": {}}}"#,
         measured.samples_per_second(),
         images as f64 / used,
-        measured.batches,
-        measured.bytes_per_batch
+        measured.batches(),
+        measured.batch_bytes
     )?;
     Ok(())
 }

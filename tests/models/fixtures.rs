@@ -13,7 +13,7 @@ use batchtune::train::{BatchNorm, Precision, TrainSpec, Trainer};
 use candle_core::{DType, Device, Tensor};
 
 /// All there are.
-pub(crate) const CASES: [&str; 7] = ["gpt", "llama", "llama3", "bert", "resnet", "resnet_frozen", "resnet50"];
+pub(crate) const CASES: [&str; 8] = ["gpt", "llama", "llama3", "bert", "resnet", "resnet_frozen", "resnet50", "vit"];
 
 /// Optimizer steps between the two losses.
 const STEPS: usize = 3;
@@ -22,11 +22,6 @@ const LEARNING_RATE: f64 = 1e-3;
 /// Gradients smaller than this share of the whole are compared with it: that of a key's bias is zero but for rounding,
 /// as a softmax does not change when all its inputs move.
 const SMALLEST_SHARE: f64 = 1e-2;
-/// Adam's first steps are as long for a weight with a small gradient as for any other, and rounding decides their sign.
-/// What the running statistics of a deep net make of that is more than a loss shows: after three steps of `resnet50`,
-/// PyTorch's own in f32 are 9e-4 off those in f64.
-const STATISTICS_FACTOR: f64 = 10.0;
-
 /// How much of a figure a result may be off.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tolerance {
@@ -34,6 +29,18 @@ pub(crate) struct Tolerance {
     pub(crate) loss: f64,
     /// Of a gradient, its values and its norm.
     pub(crate) gradient: f64,
+}
+
+impl Tolerance {
+    /// What 8 bits of mantissa leave. Rectifiers open and close by rounding, and a batch norm over the few pixels of a
+    /// toy's last stage passes on what that does to one of them.
+    pub(crate) fn of_bfloat16(case: &str) -> Self {
+        match case {
+            "resnet" | "resnet_frozen" => Self { loss: 0.05, gradient: 0.3 },
+            "resnet50" => Self { loss: 0.1, gradient: 1.0 },
+            _ => Self { loss: 1e-2, gradient: 6e-2 },
+        }
+    }
 }
 
 /// A fixture.
@@ -113,6 +120,7 @@ impl Case {
             );
             off.gradient = off.gradient.max(difference.max(of_norm) / scale);
         }
+        self.check_buffers(workload.as_ref(), "buffers", tolerance);
         drop((loss, gradients, workload));
 
         let spec = TrainSpec { precision, learning_rate: LEARNING_RATE, ..TrainSpec::default() };
@@ -122,32 +130,37 @@ impl Case {
             trainer.step(&batch, session).unwrap();
             trainer.update(session).unwrap();
         }
-        self.check_statistics(trainer.workload(), &batch, tolerance);
+        self.check_buffers(trainer.workload(), "trained_buffers", tolerance);
+        self.check_evaluation(trainer.workload(), &batch, tolerance);
         let trained = trainer.step(&batch, session).unwrap().loss;
         off.trained_loss = self.loss_off(trained, "trained_loss");
         assert!(off.loss.max(off.trained_loss) <= tolerance.loss, "{}, {precision}: {off:?}", self.name);
         off
     }
 
-    /// What the running statistics hold after the steps, and the loss of an evaluation with them.
-    fn check_statistics(&self, workload: &dyn Workload, batch: &Batch, tolerance: Tolerance) {
-        let Some(expected) = self.expected.get("trained_buffers") else {
-            return assert!(workload.buffers().is_none(), "{}: buffers", self.name);
+    /// What the running statistics hold.
+    fn check_buffers(&self, workload: &dyn Workload, figure: &str, tolerance: Tolerance) {
+        let Some(expected) = self.expected.get(figure) else {
+            return assert!(self.expected.get("buffers").is_some() || workload.buffers().is_none(), "{}", self.name);
         };
         let expected: BTreeMap<String, Vec<f32>> = serde_json::from_value(expected.clone()).unwrap();
         let buffers = workload.buffers().unwrap();
         assert!(buffers.iter().map(|(name, _)| name).eq(expected.keys()), "{}: names of buffers", self.name);
-        for ((name, buffer), values) in buffers.iter().zip(expected.values()) {
-            let values = Tensor::new(values.as_slice(), &Device::Cpu).unwrap();
-            let difference = norm(&(buffer.to_device(&Device::Cpu).unwrap() - &values).unwrap());
-            // A mean may be near zero, and is as exact as the values around it are far from it.
-            let variance: f32 = expected[&name.replace("running_mean", "running_var")].iter().sum();
-            let allowed = STATISTICS_FACTOR * tolerance.gradient * norm(&values).max(f64::from(variance).sqrt());
+        for ((name, buffer), expected) in buffers.iter().zip(expected.values()) {
+            let expected = Tensor::new(expected.as_slice(), &Device::Cpu).unwrap();
+            let difference = norm(&(buffer.to_device(&Device::Cpu).unwrap() - &expected).unwrap());
+            let allowed = tolerance.gradient * norm(&expected);
             assert!(difference <= allowed, "{}: `{name}` is off by {difference:e} of {allowed:e}", self.name);
         }
-        let evaluation = workload.evaluate(batch).unwrap().to_scalar::<f32>().unwrap();
-        let off = self.loss_off(f64::from(evaluation), "evaluation");
-        assert!(off <= tolerance.loss, "{}: an evaluation is off by {off:e}", self.name);
+    }
+
+    /// The loss of an evaluation, with the running statistics.
+    fn check_evaluation(&self, workload: &dyn Workload, batch: &Batch, tolerance: Tolerance) {
+        if self.expected.get("evaluation").is_some() {
+            let evaluation = workload.evaluate(batch).unwrap().to_scalar::<f32>().unwrap();
+            let off = self.loss_off(f64::from(evaluation), "evaluation");
+            assert!(off <= tolerance.loss, "{}: an evaluation is off by {off:e}", self.name);
+        }
     }
 
     fn loss_off(&self, found: f64, figure: &str) -> f64 {

@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::Refused;
 use super::part::Part;
 use crate::data::lengths::Longest;
-use crate::data::loader::{Loader, LoaderConfig};
-use crate::data::rules::{BatchRules, Skipped};
-use crate::data::{self, Batch, DataError, Dataset, HostBatch};
+use crate::data::loader::{Batches, Loader, LoaderConfig};
+use crate::data::rules::BatchRules;
+use crate::data::{self, Batch, Dataset};
 use crate::device::{self, DeviceSession, StepError};
 use crate::model::{BuildContext, Family, ModelError, Registry};
 use crate::text::with_causes;
@@ -49,17 +49,6 @@ pub(super) trait Training {
     fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError>;
 }
 
-/// Where a trial's batches come from.
-pub(super) trait Batches {
-    /// The next batch; blocks until it is ready.
-    fn next_batch(&mut self) -> Result<HostBatch, DataError>;
-
-    /// What was skipped for the batches so far.
-    fn skipped(&self) -> Skipped {
-        Skipped::default()
-    }
-}
-
 impl Training for Trainer {
     fn step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
         Trainer::step(self, batch, session)
@@ -79,16 +68,6 @@ impl Training for Trainer {
 
     fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
         Trainer::checkpoint(self, path, session)
-    }
-}
-
-impl Batches for Loader {
-    fn next_batch(&mut self) -> Result<HostBatch, DataError> {
-        Loader::next_batch(self)
-    }
-
-    fn skipped(&self) -> Skipped {
-        Loader::skipped(self).clone()
     }
 }
 
