@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use self::diagnostics::Role;
+use crate::device::DeviceChoice;
 use crate::error::Error;
 use crate::exit_code;
 use crate::memory::policy::Backend;
@@ -16,6 +17,7 @@ use crate::units::Bytes;
 mod check;
 mod completions;
 mod diagnostics;
+mod doctor;
 mod explain_oom;
 mod export;
 mod forecast;
@@ -25,6 +27,7 @@ mod known_answer;
 mod replay;
 mod schema;
 mod search;
+mod watch;
 
 pub use forecast::ForecastInputError;
 pub use input::InputError;
@@ -73,6 +76,14 @@ enum Command {
     Replay(ReplayArgs),
     /// Say what an out-of-memory error means, and what to change
     ExplainOom(ExplainOomArgs),
+    /// Watch a card's memory from outside, for a program that nobody may change
+    Watch(WatchArgs),
+    /// Look whether this machine is fit for a training run, and say what to change
+    Doctor {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the JSON Schema of the configuration file
     Schema,
     /// Print a completion script for a shell
@@ -260,6 +271,28 @@ struct ExplainOomArgs {
     json: bool,
 }
 
+#[derive(Debug, Args)]
+struct WatchArgs {
+    /// Watch this process until it ends [default: the whole card, until Ctrl-C]
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+    /// The card: cuda, or cuda:1 for the second that CUDA_VISIBLE_DEVICES shows
+    #[arg(long, value_name = "DEVICE", default_value = "cuda")]
+    device: DeviceChoice,
+    /// The time between two lines, at least 100ms; the card is looked at ten times a second
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::units::parse_duration)]
+    interval: std::time::Duration,
+    /// Print JSON lines
+    #[arg(long)]
+    json: bool,
+    /// Keep what is seen as JSON lines in a file
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Judge what --record kept, and look at no card
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pid", "device", "interval", "record"])]
+    replay: Option<PathBuf>,
+}
+
 /// The allocators of `--backend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
@@ -321,6 +354,8 @@ fn dispatch(cli: Cli, registry: &Registry) -> Result<u8, Error> {
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::ExplainOom(args)) => explain_oom::run(&args),
+        Some(Command::Doctor { json }) => doctor::run(Form::of(json)),
+        Some(Command::Watch(args)) => watch::run(&args),
         Some(Command::Schema) => schema::run(),
         Some(Command::Completions { shell }) => completions::run(shell, &mut Cli::command()),
         Some(Command::Worker) => Ok(exit_code::BUG),

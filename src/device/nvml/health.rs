@@ -79,7 +79,8 @@ impl Monitor {
     pub fn health(&self, id: CardId<'_>) -> Result<CardHealth, NvmlUnavailable> {
         let device = self.device(id)?;
         let capability = device.cuda_compute_capability().ok();
-        let capability = capability.and_then(|found| Some((found.major.try_into().ok()?, found.minor.try_into().ok()?)));
+        let capability =
+            capability.and_then(|found| Some((found.major.try_into().ok()?, found.minor.try_into().ok()?)));
         let exclusive = device.compute_mode().ok().and_then(|mode| match mode {
             ComputeMode::Prohibited => Some(Exclusive::Nobody),
             ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread => Some(Exclusive::OneProcess),
@@ -118,17 +119,17 @@ fn remapped(device: &nvml_wrapper::Device<'_>) -> Option<RemappedRows> {
         NVML_FI_DEV_REMAPPED_FAILURE,
     ];
     let samples = device.field_values_for(&fields.map(FieldId)).ok()?;
-    let mut numbers = samples.into_iter().map(|sample| number(sample.ok()?.value.ok()?));
+    let mut numbers = samples.into_iter().map(|sample| number(&sample.ok()?.value.ok()?));
     let mut next = || numbers.next().flatten();
     let (corrected, uncorrected, pending, failed) = (next()?, next()?, next()?, next()?);
     Some(RemappedRows { corrected, uncorrected, pending: pending > 0, failed: failed > 0 })
 }
 
-fn number(value: SampleValue) -> Option<u64> {
+fn number(value: &SampleValue) -> Option<u64> {
     match value {
-        SampleValue::U32(number) => Some(number.into()),
-        SampleValue::U64(number) => Some(number),
-        SampleValue::I64(number) => u64::try_from(number).ok(),
+        SampleValue::U32(number) => Some(u64::from(*number)),
+        SampleValue::U64(number) => Some(*number),
+        SampleValue::I64(number) => u64::try_from(*number).ok(),
         SampleValue::F64(_) => None,
     }
 }
