@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use self::diagnostics::Role;
-use crate::device::DeviceChoice;
 use crate::error::Error;
 use crate::exit_code;
 use crate::memory::policy::Backend;
@@ -77,7 +76,7 @@ enum Command {
     /// Say what an out-of-memory error means, and what to change
     ExplainOom(ExplainOomArgs),
     /// Watch a card's memory from outside, for a program that nobody may change
-    Watch(WatchArgs),
+    Watch(watch::WatchArgs),
     /// Look whether this machine is fit for a training run, and say what to change
     Doctor {
         /// Print JSON
@@ -269,28 +268,6 @@ struct ExplainOomArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Debug, Args)]
-struct WatchArgs {
-    /// Watch this process until it ends [default: the whole card, until Ctrl-C]
-    #[arg(long, value_name = "PID")]
-    pid: Option<u32>,
-    /// The card: cuda, or cuda:1 for the second that CUDA_VISIBLE_DEVICES shows
-    #[arg(long, value_name = "DEVICE", default_value = "cuda")]
-    device: DeviceChoice,
-    /// The time between two lines, at least 100ms; the card is looked at ten times a second
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::units::parse_duration)]
-    interval: std::time::Duration,
-    /// Print JSON lines
-    #[arg(long)]
-    json: bool,
-    /// Keep what is seen as JSON lines in a file
-    #[arg(long, value_name = "FILE")]
-    record: Option<PathBuf>,
-    /// Judge what --record kept, and look at no card
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["pid", "device", "interval", "record"])]
-    replay: Option<PathBuf>,
 }
 
 /// The allocators of `--backend`.

@@ -6,17 +6,20 @@
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::{Form, WatchArgs, input, print_result};
+use clap::Args;
+
+use super::{Form, input, print_result};
+use crate::device::DeviceChoice;
 use crate::device::nvml::process_name;
 use crate::error::Error;
 use crate::exit_code;
 use crate::progress::say;
 use crate::text::with_causes;
 use crate::trial::Interrupt;
-use crate::units::format_duration;
+use crate::units::{format_duration, parse_duration};
 use crate::watch::{
     Card, Collector, Ending, Holder, Kept, Kind, Line, Observations, Recorded, Recorder, SCHEMA, Sample, State,
     Subject, WatchError, Watched, Whose,
@@ -34,6 +37,28 @@ const LONGEST_INTERVAL: Duration = Duration::from_secs(3600);
 const MOST_MISSED: u32 = 10;
 /// Conclusions are drawn at most once in this time.
 const JUDGE_EVERY: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Args)]
+pub(super) struct WatchArgs {
+    /// Watch this process until it ends [default: the whole card, until Ctrl-C]
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+    /// The card: cuda, or cuda:1 for the second that CUDA_VISIBLE_DEVICES shows
+    #[arg(long, value_name = "DEVICE", default_value = "cuda")]
+    device: DeviceChoice,
+    /// The time between two lines, at least 100ms; the card is looked at ten times a second
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    interval: Duration,
+    /// Print JSON lines
+    #[arg(long)]
+    json: bool,
+    /// Keep what is seen as JSON lines in a file
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Judge what --record kept, and look at no card
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pid", "device", "interval", "record"])]
+    replay: Option<PathBuf>,
+}
 
 pub(super) fn run(args: &WatchArgs) -> Result<u8, Error> {
     match &args.replay {

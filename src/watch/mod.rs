@@ -18,6 +18,7 @@ mod card;
 mod climb;
 mod collector;
 mod findings;
+mod holders;
 mod observations;
 mod process;
 mod recording;

@@ -10,14 +10,13 @@
 //! Growth that ends is no leak: a model that loads and a cache that fills do it in the first half. Teeth of a saw are none
 //! either: their lines do not climb in every third, or not to a new height.
 
-use std::collections::BTreeMap;
-
 use super::climb::{Climb, LINE_POINTS, Span};
 use super::findings::{Certainty, Finding, Kind};
+use super::holders::Holders;
 use super::series::{Leg, Point, Series, legs};
 use super::summary::{Ending, Summary};
-use super::{Holder, Sample, Subject, Whose};
-use crate::units::{Bytes, Fraction, MIB, format_duration};
+use super::{Sample, Subject};
+use crate::units::{Bytes, Fraction, format_duration};
 
 /// A fall or rise that counts.
 const LEG: Fraction = Fraction(0.02);
@@ -31,19 +30,13 @@ const END_SECONDS: f64 = 10.0;
 const COLLAPSED_SECONDS: f64 = 5.0;
 /// A climb that counts.
 const CLIMB: Fraction = Fraction(0.001);
-/// Processes that are kept by name.
-const MOST_PROCESSES: usize = 64;
-/// Processes that are told by name.
-const NAMED_PROCESSES: usize = 8;
-/// What others must hold to be told of.
-const OTHERS_FROM_BYTES: u64 = 64 * MIB;
 
 /// What was seen so far.
 #[derive(Clone, Debug)]
 pub struct Observations {
     subject: Subject,
     series: Series,
-    holders: BTreeMap<u32, Holder>,
+    holders: Holders,
     samples: u64,
     missed: u64,
     disordered: u64,
@@ -55,7 +48,7 @@ impl Observations {
         Self {
             subject: subject.clone(),
             series: Series::default(),
-            holders: BTreeMap::new(),
+            holders: Holders::default(),
             samples: 0,
             missed: 0,
             disordered: 0,
@@ -76,19 +69,7 @@ impl Observations {
             return;
         }
         self.samples += 1;
-        for holder in &sample.processes {
-            let room = self.holders.len() < MOST_PROCESSES;
-            match self.holders.get_mut(&holder.pid) {
-                Some(known) => {
-                    let bytes = known.bytes.max(holder.bytes);
-                    *known = Holder { bytes, name: holder.name.clone().or(known.name.take()), ..holder.clone() };
-                }
-                None if room => {
-                    self.holders.insert(holder.pid, holder.clone());
-                }
-                None => {}
-            }
-        }
+        self.holders.add(&sample.processes);
     }
 
     /// Notes that the card did not answer.
@@ -101,15 +82,20 @@ impl Observations {
         let jumps = self.jumps();
         let fragmentation = self.fragmentation(&jumps, ending);
         let jumping = if fragmentation.is_some() { None } else { jumps.finding() };
-        let found = [fragmentation, jumping, self.card_full(ending), self.leak(ending), self.others(), self.hidden()];
+        let found = [
+            fragmentation,
+            jumping,
+            self.card_full(ending),
+            self.leak(ending),
+            self.holders.others(self.subject.pid),
+            self.hidden(),
+        ];
         found.into_iter().flatten().collect()
     }
 
     /// The figures of the whole.
     pub fn summary(&self, ending: Ending) -> Summary {
         let points = self.series.points();
-        let mut processes: Vec<Holder> = self.holders.values().cloned().collect();
-        processes.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
         Summary {
             ending,
             seconds: points.last().map_or(0.0, |last| last.at_seconds),
@@ -120,7 +106,7 @@ impl Observations {
             peak_bytes: points.iter().map(|point| point.high_bytes).max().unwrap_or(0),
             end_bytes: self.height_at_end(),
             falls: self.jumps().legs.iter().filter(|leg| leg.falls()).count(),
-            processes,
+            processes: self.holders.largest_first(),
             findings: self.findings(Some(ending)),
         }
     }
@@ -255,31 +241,9 @@ impl Observations {
         Some((all, "the card".to_owned()))
     }
 
-    fn others(&self) -> Option<Finding> {
-        let is_told = |holder: &&Holder| {
-            let is_anothers = self.subject.pid.is_none() || holder.whose == Whose::Other;
-            is_anothers && holder.bytes.is_none_or(|bytes| bytes >= OTHERS_FROM_BYTES)
-        };
-        let mut others: Vec<&Holder> = self.holders.values().filter(is_told).collect();
-        // Without a process that is watched, one alone on the card is the one that is meant.
-        let least = if self.subject.pid.is_none() { 2 } else { 1 };
-        if others.len() < least {
-            return None;
-        }
-        others.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
-        let more = others.len().saturating_sub(NAMED_PROCESSES);
-        let mut named: Vec<String> = others.iter().take(NAMED_PROCESSES).map(ToString::to_string).collect();
-        if more > 0 {
-            named.push(format!("{more} more"));
-        }
-        let whom = if least == 2 { "several processes share the card" } else { "others hold memory of the card" };
-        let text = format!("{whom}: {} at most", named.join(", "));
-        Some(Finding::new(Kind::OtherProcesses, Certainty::Seen, text))
-    }
-
     fn hidden(&self) -> Option<Finding> {
         let pid = self.subject.pid?;
-        let is_known = self.holders.values().any(|holder| holder.whose == Whose::Watched);
+        let is_known = self.holders.include_the_watched();
         let points = self.series.points();
         let used = points.iter().map(|point| point.high_bytes).max()?;
         (!is_known && points.len() >= LINE_POINTS && used >= self.share(LEG)).then(|| {
