@@ -41,6 +41,7 @@ pub mod align;
 mod basis;
 mod forecaster;
 mod largest;
+pub mod long_run;
 mod peaks;
 pub mod recording;
 pub mod replay;
