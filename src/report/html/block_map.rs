@@ -47,7 +47,7 @@ pub(super) fn write(map: &BlockMap, heading: &Heading<'_>, html: &mut Html) {
 
 /// The figures of a map in words.
 fn sentence(map: &BlockMap) -> String {
-    let mut words = format!(
+    let words = format!(
         "{} held in {}: {} in use, {} free, of which {} is kept by neighbours in use; the largest free block has {}.",
         Bytes(map.reserved_bytes),
         plural(map.segments as usize, "segment"),
@@ -56,11 +56,12 @@ fn sentence(map: &BlockMap) -> String {
         Bytes(map.kept_bytes),
         Bytes(map.largest_free_bytes),
     );
-    if map.request_bytes > 0 {
-        let end = if map.failed { "failed" } else { "took the last of it from the device" };
-        words.push_str(&format!(" A request for {} {end}.", Bytes(map.request_bytes)));
+    let request = Bytes(map.request_bytes);
+    match (map.request_bytes, map.failed) {
+        (0, _) => words,
+        (_, true) => format!("{words} A request for {request} failed."),
+        (_, false) => format!("{words} A request for {request} took the last of it from the device."),
     }
-    words
 }
 
 fn style_of(kind: RunKind) -> (&'static str, &'static str) {
@@ -81,13 +82,13 @@ fn drawing(map: &BlockMap, html: &mut Html) {
     sizes.sort_unstable_by_key(|bytes| std::cmp::Reverse(*bytes));
     // Pieces too small to be pointed at are one path a kind: hundreds of elements less.
     let least = sizes.get(MOST_WORDS).copied().unwrap_or(0).max(per_line / 400);
-    let mut paths: [String; 4] = Default::default();
-    let (mut at, mut borders) = (0_u64, String::new());
+    let mut paths: [Html; 4] = Default::default();
+    let (mut at, mut borders) = (0_u64, Html::default());
     for run in &map.runs {
         let pieces = pieces(at, run.bytes, per_line);
         if run.opens_segment && at > 0 {
             let (left, top, _) = place(at, 0, per_line);
-            borders.push_str(&format!("M{left:.1} {top:.1}v{LINE}"));
+            write!(borders, "M{left:.1} {top:.1}v{LINE}");
         }
         at = at.saturating_add(run.bytes);
         let (class, _) = style_of(run.kind());
@@ -99,11 +100,11 @@ fn drawing(map: &BlockMap, html: &mut Html) {
             write!(html, "</g>");
         } else if let Some(path) = paths.get_mut(run.kind() as usize) {
             for (left, top, width) in pieces {
-                path.push_str(&format!("M{left:.1} {top:.1}h{width:.2}v{LINE}h-{width:.2}z"));
+                write!(path, "M{left:.1} {top:.1}h{width:.2}v{LINE}h-{width:.2}z");
             }
         }
     }
-    for ((_, class, _), path) in KINDS.iter().zip(paths).filter(|(_, path)| !path.is_empty()) {
+    for ((_, class, _), path) in KINDS.iter().zip(paths).filter(|(_, path)| !path.as_str().is_empty()) {
         write!(html, "<path class=\"{class}\" d=\"{path}\"/>");
     }
     write!(html, "<path class=\"b-segment\" d=\"{borders}\"/></svg>");
