@@ -257,15 +257,12 @@ impl Watch {
     }
 
     fn holders(&mut self) -> Vec<Holder> {
-        let listed = self.card.holders();
-        let process = &mut self.process;
-        let holder = |(pid, bytes)| Holder {
-            pid,
-            name: process_name(pid),
-            bytes,
-            whose: process.as_mut().map_or(Whose::Unknown, |process| process.whose(pid)),
-        };
-        listed.into_iter().map(holder).collect()
+        let holder = |(pid, bytes)| Holder { pid, name: process_name(pid), bytes, whose: Whose::Unknown };
+        let mut holders: Vec<Holder> = self.card.holders().into_iter().map(holder).collect();
+        if let Some(process) = &mut self.process {
+            process.assign(&mut holders);
+        }
+        holders
     }
 
     /// Says what holds now and was not said before, and what was said and no longer holds.
