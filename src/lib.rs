@@ -60,6 +60,7 @@ pub mod model;
 pub mod progress;
 pub mod report;
 pub mod search;
+pub mod suggest;
 pub mod text;
 pub mod train;
 pub mod trial;

@@ -23,6 +23,7 @@ mod forecast;
 mod input;
 mod inspect;
 mod known_answer;
+mod models;
 mod replay;
 mod schema;
 mod search;
@@ -83,6 +84,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// List the model families and their presets, with the least memory that training them takes
+    Models(ModelsArgs),
     /// Print the JSON Schema of the configuration file
     Schema,
     /// Print a completion script for a shell
@@ -270,6 +273,21 @@ struct ExplainOomArgs {
     json: bool,
 }
 
+#[derive(Debug, Args)]
+struct ModelsArgs {
+    /// The family [default: all]
+    family: Option<String>,
+    /// The type of parameters, gradients and the optimizer's state
+    #[arg(long, value_enum, default_value_t = models::PrecisionArg::F32)]
+    precision: models::PrecisionArg,
+    /// The optimizer
+    #[arg(long, value_enum, default_value_t = models::OptimizerArg::Adamw)]
+    optimizer: models::OptimizerArg,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// The allocators of `--backend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
@@ -333,6 +351,7 @@ fn dispatch(cli: Cli, registry: &Registry) -> Result<u8, Error> {
         Some(Command::ExplainOom(args)) => explain_oom::run(&args),
         Some(Command::Doctor { json }) => doctor::run(Form::of(json)),
         Some(Command::Watch(args)) => watch::run(&args),
+        Some(Command::Models(args)) => models::run(&args, registry),
         Some(Command::Schema) => schema::run(),
         Some(Command::Completions { shell }) => completions::run(shell, &mut Cli::command()),
         Some(Command::Worker) => Ok(exit_code::BUG),
