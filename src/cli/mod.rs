@@ -76,6 +76,8 @@ enum Command {
     Replay(ReplayArgs),
     /// Say what an out-of-memory error means, and what to change
     ExplainOom(ExplainOomArgs),
+    /// List the model families and their presets, with the least memory that training them takes
+    Models(ModelsArgs),
     /// Watch a card's memory from outside, for a program that nobody may change
     Watch(watch::WatchArgs),
     /// Look whether this machine is fit for a training run, and say what to change
@@ -84,8 +86,6 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// List the model families and their presets, with the least memory that training them takes
-    Models(ModelsArgs),
     /// Print the JSON Schema of the configuration file
     Schema,
     /// Print a completion script for a shell
@@ -349,9 +349,9 @@ fn dispatch(cli: Cli, registry: &Registry) -> Result<u8, Error> {
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::ExplainOom(args)) => explain_oom::run(&args),
+        Some(Command::Models(args)) => models::run(&args, registry),
         Some(Command::Doctor { json }) => doctor::run(Form::of(json)),
         Some(Command::Watch(args)) => watch::run(&args),
-        Some(Command::Models(args)) => models::run(&args, registry),
         Some(Command::Schema) => schema::run(),
         Some(Command::Completions { shell }) => completions::run(shell, &mut Cli::command()),
         Some(Command::Worker) => Ok(exit_code::BUG),
