@@ -39,6 +39,7 @@
 
 pub mod align;
 mod basis;
+pub mod curve;
 mod forecaster;
 mod largest;
 mod peaks;
