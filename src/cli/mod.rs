@@ -74,7 +74,7 @@ enum Command {
     Replay(ReplayArgs),
     /// Say what an out-of-memory error means, and what to change
     ExplainOom(ExplainOomArgs),
-    /// List the model families and their presets, with the least memory that training them takes
+    /// List the model families, their presets, and the least memory that training takes
     Models(ModelsArgs),
     /// Print the JSON Schema of the configuration file
     Schema,
