@@ -16,6 +16,7 @@ use crate::units::Bytes;
 mod check;
 mod completions;
 mod diagnostics;
+mod doctor;
 mod explain_oom;
 mod export;
 mod forecast;
@@ -26,6 +27,7 @@ mod models;
 mod replay;
 mod schema;
 mod search;
+mod watch;
 
 pub use forecast::ForecastInputError;
 pub use input::InputError;
@@ -76,6 +78,14 @@ enum Command {
     ExplainOom(ExplainOomArgs),
     /// List the model families, their presets, and the least memory that training takes
     Models(ModelsArgs),
+    /// Watch a card's memory from outside, for a program that nobody may change
+    Watch(watch::WatchArgs),
+    /// Look whether this machine is fit for a training run, and say what to change
+    Doctor {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the JSON Schema of the configuration file
     Schema,
     /// Print a completion script for a shell
@@ -340,6 +350,8 @@ fn dispatch(cli: Cli, registry: &Registry) -> Result<u8, Error> {
         Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::ExplainOom(args)) => explain_oom::run(&args),
         Some(Command::Models(args)) => models::run(&args, registry),
+        Some(Command::Doctor { json }) => doctor::run(Form::of(json)),
+        Some(Command::Watch(args)) => watch::run(&args),
         Some(Command::Schema) => schema::run(),
         Some(Command::Completions { shell }) => completions::run(shell, &mut Cli::command()),
         Some(Command::Worker) => Ok(exit_code::BUG),

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::layers::Llama3Scaling;
-use super::{ModelError, bert, gpt, llama};
+use super::{ModelError, bert, gpt, llama, vit};
 use crate::text::harmless;
 
 /// The longest file. A configuration has a few kilobytes, those that name a thousand classes some fifty.
@@ -225,6 +225,42 @@ pub(super) fn bert(path: &Path) -> Result<bert::Dimensions, ModelError> {
         types: found.type_vocab_size.unwrap_or(2),
         epsilon: found.layer_norm_eps.unwrap_or(1e-12),
         mask_token: bert::MASK_TOKEN,
+    })
+}
+
+/// The dimensions of a ViT.
+pub(super) fn vit(path: &Path) -> Result<vit::Dimensions, ModelError> {
+    #[derive(Deserialize)]
+    struct Vit {
+        image_size: usize,
+        patch_size: usize,
+        num_channels: Option<usize>,
+        num_hidden_layers: usize,
+        num_attention_heads: usize,
+        hidden_size: usize,
+        intermediate_size: usize,
+        layer_norm_eps: Option<f64>,
+        hidden_act: Option<String>,
+        qkv_bias: Option<bool>,
+        // By the name of each class; a file without one means the library's default, of two.
+        id2label: Option<serde_json::Map<String, serde_json::Value>>,
+    }
+    let config = Config::open(path, "vit", "vit")?;
+    let found: Vit = config.parse()?;
+    let activation = found.hidden_act.as_deref().unwrap_or("gelu");
+    config.check(activation == "gelu", "hidden_act", &activation)?;
+    let channels = found.num_channels.unwrap_or(3);
+    config.check(channels == 3, "num_channels", &channels)?;
+    config.check(found.qkv_bias.unwrap_or(true), "qkv_bias", &false)?;
+    Ok(vit::Dimensions {
+        image: found.image_size,
+        patch: found.patch_size,
+        classes: found.id2label.map_or(2, |labels| labels.len()),
+        layers: found.num_hidden_layers,
+        heads: found.num_attention_heads,
+        width: found.hidden_size,
+        hidden: found.intermediate_size,
+        epsilon: found.layer_norm_eps.unwrap_or(1e-12),
     })
 }
 
