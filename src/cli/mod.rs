@@ -79,7 +79,7 @@ enum Command {
     Replay(ReplayArgs),
     /// Say what an out-of-memory error means, and what to change
     ExplainOom(ExplainOomArgs),
-    /// List the model families and their presets, with the least memory that training them takes
+    /// List the model families, their presets, and the least memory that training takes
     Models(ModelsArgs),
     /// Watch a card's memory from outside, for a program that nobody may change
     Watch(watch::WatchArgs),
