@@ -54,10 +54,10 @@ fn every_family_computes_what_pytorch_does() {
 
 #[test]
 fn bfloat16_stays_near() {
-    for name in CASES {
+    for (name, precision) in CASES.into_iter().zip([Precision::Bf16, Precision::MixedBf16].into_iter().cycle()) {
         let tolerance = Tolerance::of_bfloat16(name);
-        let off = with_device(|device| Case::open(name).check(device, Precision::Bf16, tolerance));
-        println!("{name}: {off:?}");
+        let off = with_device(|device| Case::open(name).check(device, precision, tolerance));
+        println!("{name} in {precision}: {off:?}");
     }
 }
 

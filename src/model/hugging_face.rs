@@ -34,16 +34,8 @@ impl<'a> Config<'a> {
         struct Kind {
             model_type: Option<String>,
         }
-        let mut config = Self { path, text: String::new() };
-        let file = File::open(path).map_err(|error| config.error(error.to_string()))?;
-        if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            return Err(config.error("it is no file".to_owned()));
-        }
-        let read = file.take(MAX_BYTES + 1).read_to_string(&mut config.text);
-        read.map_err(|error| config.error(error.to_string()))?;
-        if config.text.len() as u64 > MAX_BYTES {
-            return Err(config.error(format!("it is longer than {MAX_BYTES} bytes")));
-        }
+        let error = |reason| ModelError::Config { path: path.to_owned(), reason };
+        let config = Self { path, text: read_text(path, MAX_BYTES).map_err(error)? };
         match config.parse::<Kind>()?.model_type {
             Some(found) if found == model_type => Ok(config),
             found => {
@@ -65,6 +57,21 @@ impl<'a> Config<'a> {
     fn check(&self, is_built: bool, key: &str, value: &dyn std::fmt::Debug) -> Result<(), ModelError> {
         if is_built { Ok(()) } else { Err(self.error(format!("`{key}: {value:?}` is not built"))) }
     }
+}
+
+/// The text of a stranger's file, which may be anything.
+pub(super) fn read_text(path: &Path, limit_bytes: u64) -> Result<String, String> {
+    // Before it is opened: to open a pipe would wait for its writer.
+    if !std::fs::metadata(path).map_err(|error| error.to_string())?.is_file() {
+        return Err("it is no file".to_owned());
+    }
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(limit_bytes + 1).read_to_string(&mut text));
+    read.map_err(|error| error.to_string())?;
+    if text.len() as u64 > limit_bytes {
+        return Err(format!("it is longer than {limit_bytes} bytes"));
+    }
+    Ok(text)
 }
 
 /// The dimensions of a GPT-2.
