@@ -101,7 +101,7 @@ fn measured(source: &Source<'_>, trial: &JudgedTrial) -> Option<Measured> {
     let limit_bytes = record.samples.iter().map(|sample| sample.limit_bytes).max();
     // A program that does not report has no samples; the limit is the device's all the same.
     let limit_bytes = limit_bytes.unwrap_or(source.facts.limit_bytes);
-    let rates: Vec<f64> = steady().filter_map(|sample| rules::fragmentation::rate(sample, safety)).collect();
+    let rates: Vec<f64> = rules::fragmentation::rates(&record.samples, safety).map(|(_, rate)| rate).collect();
     Some(Measured {
         samples_per_second: measurement.samples_per_second,
         step_ms: measurement.step_ms,
