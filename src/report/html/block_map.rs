@@ -60,7 +60,7 @@ fn sentence(map: &BlockMap) -> String {
     match (map.request_bytes, map.failed) {
         (0, _) => words,
         (_, true) => format!("{words} A request for {request} failed."),
-        (_, false) => format!("{words} A request for {request} took the last of it from the device."),
+        (_, false) => format!("{words} A request for {request} had to be met by the device."),
     }
 }
 

@@ -77,8 +77,8 @@ fn blocks(study: &Study<'_>, id: &str, title: &str, html: &mut Html) {
         return;
     };
     let caption = format!(
-        "{point}: by replay of the forecast run under a model of the device's allocator, at event {}, the last one at which \
-         memory was taken from the device. What is free on the map did not serve that request.",
+        "{point}: by replay of the forecast run under a model of the device's allocator, at event {}: a request that fails, \
+         else the one for which most was taken from the device although it lay idle. What is free on the map did not serve.",
         map.event
     );
     block_map::write(map, &Heading { id, title, caption: &caption }, html);

@@ -181,9 +181,9 @@ fn forecast_and_block_map_are_drawn_from_the_journal() {
         entries.iter().map(|entry| serde_json::from_str(&serde_json::to_string(entry).unwrap()).unwrap()).collect();
     let page = page(&contents(entries));
     sound(&page);
-    assert!(page.contains("peak reserved, forecast (exact): 512 MiB at micro-batch 8 (fits)"), "{page}");
+    assert!(page.contains("peak reserved, forecast (exact): 512.0 MiB at micro-batch 8 (fits)"), "{page}");
     assert!(page.contains("40.0 MiB free, kept by neighbours in use, 1 block"), "{page}");
-    assert!(page.contains("A request for 64.0 MiB took the last of it from the device."));
+    assert!(page.contains("A request for 64.0 MiB had to be met by the device."));
 }
 
 /// A study of so many trials, each with a long soak's samples and a talkative loser among three.
@@ -218,7 +218,7 @@ fn two_studies_stand_side_by_side() {
     let facts = DeviceFacts { limit_bytes: 2 * GIB, ..facts };
     let right = contents(vec![Entry::Device { facts }, ended(trial(1, 8, 3))]);
     let page = comparison(&left, &right);
-    assert!(page.contains("toy under 1 GiB") && page.contains("toy under 2 GiB"), "{page}");
-    assert!(page.contains("limit of toy under 2 GiB"));
+    assert!(page.contains("toy under 1.0 GiB") && page.contains("toy under 2.0 GiB"), "{page}");
+    assert!(page.contains("limit of toy under 2.0 GiB"));
     assert_eq!(page.matches("id=\"throughput\"").count(), 1);
 }
