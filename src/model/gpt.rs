@@ -6,8 +6,8 @@
 //! GELU in its tanh form, and one matrix for the token embedding and the output layer. No dropout: it is switched off
 //! in most pre-training since, and it would only hide a loss that does not fall.
 //!
-//! In bfloat16, parameters and activations are bfloat16 and the normalisation, the softmax of the attention, and
-//! the loss are computed in f32. The f32 copies cost memory where the tensors are largest: the scores of each layer
+//! In 16 bits, parameters and activations have 16 and the normalisation, the softmax of the attention, and the loss are
+//! computed in f32. The f32 copies cost memory where the tensors are largest: the scores of each layer
 //! `[B, H, T, T]` and the logits `[B·T, V]`.
 //!
 //! Letters of the shapes: B samples, T tokens, D `hidden_size`, H `heads`, V `vocabulary_size`.
@@ -17,15 +17,16 @@ use candle_core::{DType, Result, Tensor};
 use super::layers::{BlockDimensions, CausalAttention, CausalMask, LayerNorm, Mlp};
 use super::parameters::{Init, Parameters};
 use super::segments::{self, Pass, Segments};
-use super::{BuildContext, Family, ModelError, ModelSpec, Workload};
+use super::spec::{MAX_LAYERS, MAX_LENGTH, Presets, check_parameters, check_range};
+use super::{BuildContext, Family, ModelError, ModelSpec, Workload, hugging_face};
 use crate::data::{Batch, InputSpec};
-use crate::train::Precision;
 
 /// Standard deviation of all weights, before the residual scaling.
 const DEVIATION: f32 = 0.02;
 
 /// Named dimensions. `nano` is for tests and first steps on a CPU; the others are the published sizes.
-const PRESETS: [(&str, Dimensions); 5] = [
+const PRESETS: Presets<'static, Dimensions> = Presets { family: "gpt", all: &ALL };
+const ALL: [(&str, Dimensions); 5] = [
     ("gpt2", Dimensions { length: 1024, layers: 12, heads: 12, width: 768, vocabulary: 50_257 }),
     ("gpt2-medium", Dimensions { length: 1024, layers: 24, heads: 16, width: 1024, vocabulary: 50_257 }),
     ("gpt2-large", Dimensions { length: 1024, layers: 36, heads: 20, width: 1280, vocabulary: 50_257 }),
@@ -33,12 +34,8 @@ const PRESETS: [(&str, Dimensions); 5] = [
     ("nano", Dimensions { length: 64, layers: 4, heads: 4, width: 128, vocabulary: 256 }),
 ];
 
-/// Every layer keeps scores of T × T per head: far below this length they exceed any device.
-const MAX_LENGTH: usize = 1 << 15;
-/// Deeper than any published model; bounds the work of a typing error, and candle's recursion over the graph.
-const MAX_LAYERS: usize = 1024;
-/// A trillion parameters: more cannot be meant for one device.
-const MAX_PARAMETERS: usize = 1 << 40;
+/// The keys of `model` that mean something here.
+const READ: [&str; 7] = ["preset", "config", "sequence_length", "layers", "heads", "hidden_size", "vocabulary_size"];
 
 /// The GPT family.
 #[derive(Debug)]
@@ -50,7 +47,7 @@ impl Family for Gpt {
     }
 
     fn presets(&self) -> Vec<&'static str> {
-        PRESETS.iter().map(|(name, _)| *name).collect()
+        PRESETS.names()
     }
 
     fn input(&self, spec: &ModelSpec) -> std::result::Result<InputSpec, ModelError> {
@@ -64,12 +61,6 @@ impl Family for Gpt {
 
     fn build(&self, context: &BuildContext<'_>) -> std::result::Result<Box<dyn Workload>, ModelError> {
         let dimensions = Dimensions::of(context.spec)?;
-        match context.precision {
-            Precision::F32 | Precision::Bf16 => {}
-            precision @ (Precision::F16 | Precision::MixedBf16 | Precision::MixedF16) => {
-                return Err(ModelError::PrecisionNotSupported { family: "gpt", precision });
-            }
-        }
         let mut parameters = context.parameters(&["transformer."])?;
         let network = Network::create(&mut parameters, &dimensions)?;
         let mask = CausalMask::new(dimensions.length, context.device)?;
@@ -81,70 +72,49 @@ impl Family for Gpt {
 
 /// The dimensions of a model, validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Dimensions {
+pub(super) struct Dimensions {
     /// T: the most tokens of a sample, and the number of learned positions.
-    length: usize,
+    pub(super) length: usize,
     /// Blocks.
-    layers: usize,
+    pub(super) layers: usize,
     /// H.
-    heads: usize,
+    pub(super) heads: usize,
     /// D.
-    width: usize,
+    pub(super) width: usize,
     /// V.
-    vocabulary: usize,
+    pub(super) vocabulary: usize,
 }
 
 impl Dimensions {
     /// The preset's dimensions with the fields of the specification over them.
     fn of(spec: &ModelSpec) -> std::result::Result<Self, ModelError> {
-        let preset = spec.preset.as_deref().map(preset).transpose()?;
-        let field = |field: &'static str, given: Option<usize>, from: fn(&Dimensions) -> usize| {
-            given.or_else(|| preset.as_ref().map(from)).ok_or_else(|| ModelError::Invalid {
-                field,
-                reason: format!("it is missing (hint: give it, or a `model.preset` of {})", preset_names()),
-            })
-        };
+        spec.refuse_unread("gpt", &READ)?;
+        let base = spec.base(&PRESETS, hugging_face::gpt)?;
+        let base = |of: fn(&Self) -> usize| base.as_ref().map(of);
         let dimensions = Self {
-            length: field("sequence_length", spec.sequence_length, |preset| preset.length)?,
-            layers: field("layers", spec.layers, |preset| preset.layers)?,
-            heads: field("heads", spec.heads, |preset| preset.heads)?,
-            width: field("hidden_size", spec.hidden_size, |preset| preset.width)?,
-            vocabulary: field("vocabulary_size", spec.vocabulary_size, |preset| preset.vocabulary)?,
+            length: PRESETS.dimension("sequence_length", spec.sequence_length, base(|base| base.length))?,
+            layers: PRESETS.dimension("layers", spec.layers, base(|base| base.layers))?,
+            heads: PRESETS.dimension("heads", spec.heads, base(|base| base.heads))?,
+            width: PRESETS.dimension("hidden_size", spec.hidden_size, base(|base| base.width))?,
+            vocabulary: PRESETS.dimension("vocabulary_size", spec.vocabulary_size, base(|base| base.vocabulary))?,
         };
-        if let Some(option) = spec.options.keys().next() {
-            return Err(ModelError::Invalid {
-                field: "options",
-                reason: format!("family `gpt` has no option `{}`", option.escape_debug()),
-            });
-        }
         dimensions.validate()?;
         Ok(dimensions)
     }
 
     fn validate(&self) -> std::result::Result<(), ModelError> {
-        let between = |field, value: usize, max: usize| match value {
-            0 => Err(ModelError::Invalid { field, reason: "it is 0".to_owned() }),
-            value if value > max => Err(ModelError::Invalid { field, reason: format!("{value} is over {max}") }),
-            _ => Ok(()),
-        };
-        between("sequence_length", self.length, MAX_LENGTH)?;
-        between("layers", self.layers, MAX_LAYERS)?;
-        between("heads", self.heads, usize::MAX)?;
-        between("hidden_size", self.width, usize::MAX)?;
-        between("vocabulary_size", self.vocabulary, u32::MAX as usize)?;
+        check_range("sequence_length", self.length, MAX_LENGTH)?;
+        check_range("layers", self.layers, MAX_LAYERS)?;
+        check_range("heads", self.heads, usize::MAX)?;
+        check_range("hidden_size", self.width, usize::MAX)?;
+        check_range("vocabulary_size", self.vocabulary, u32::MAX as usize)?;
         if !self.width.is_multiple_of(self.heads) {
             return Err(ModelError::Invalid {
                 field: "heads",
                 reason: format!("{} heads do not divide a `hidden_size` of {}", self.heads, self.width),
             });
         }
-        match self.parameters() {
-            Some(parameters) if parameters <= MAX_PARAMETERS => Ok(()),
-            _ => Err(ModelError::Invalid {
-                field: "hidden_size",
-                reason: format!("{self} has more than {MAX_PARAMETERS} parameters"),
-            }),
-        }
+        check_parameters(self.parameters())
     }
 
     /// Scalar parameters; `None` where they overflow.
@@ -155,26 +125,6 @@ impl Dimensions {
         let block = width.checked_mul(width)?.checked_mul(12)?.checked_add(width.checked_mul(13)?)?;
         embeddings.checked_add(block.checked_mul(self.layers)?)?.checked_add(width.checked_mul(2)?)
     }
-}
-
-impl std::fmt::Display for Dimensions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { layers, width, vocabulary, .. } = self;
-        write!(f, "a model of {layers} layers, hidden size {width} and vocabulary {vocabulary}")
-    }
-}
-
-fn preset(name: &str) -> std::result::Result<Dimensions, ModelError> {
-    let found = PRESETS.iter().find(|(preset, _)| *preset == name);
-    found.map(|(_, dimensions)| *dimensions).ok_or_else(|| ModelError::UnknownPreset {
-        family: "gpt",
-        preset: name.to_owned(),
-        known: preset_names(),
-    })
-}
-
-fn preset_names() -> String {
-    PRESETS.map(|(name, _)| name).join(", ")
 }
 
 /// A GPT that can be trained.
@@ -332,7 +282,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::train::BatchNorm;
+    use crate::train::{BatchNorm, Precision};
 
     fn spec(preset: &str) -> ModelSpec {
         ModelSpec { family: "gpt".to_owned(), preset: Some(preset.to_owned()), ..ModelSpec::default() }
@@ -371,8 +321,8 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_numbers_of_parameters() {
-        assert_eq!(preset("gpt2").unwrap().parameters(), Some(124_439_808));
-        assert_eq!(preset("gpt2-medium").unwrap().parameters(), Some(354_823_168));
+        assert_eq!(PRESETS.get("gpt2").unwrap().parameters(), Some(124_439_808));
+        assert_eq!(PRESETS.get("gpt2-medium").unwrap().parameters(), Some(354_823_168));
     }
 
     #[test]
@@ -413,18 +363,6 @@ mod tests {
     fn an_unknown_preset_names_those_there_are() {
         let error = Gpt.input(&spec("gpt5")).unwrap_err().to_string();
         assert!(error.contains("`gpt5`") && error.contains("gpt2-medium"), "{error}");
-    }
-
-    #[test]
-    fn a_precision_that_is_not_built_yet_is_refused() {
-        let context = BuildContext {
-            spec: &tiny(),
-            device: &Device::Cpu,
-            precision: Precision::F16,
-            batch_norm: BatchNorm::Train,
-            seed: 1,
-        };
-        assert!(matches!(Gpt.build(&context), Err(ModelError::PrecisionNotSupported { .. })));
     }
 
     #[test]

@@ -12,57 +12,31 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use candle_core::{Device, Tensor};
-use serde::{Deserialize, Serialize};
 
 use crate::data::{Batch, InputSpec};
 use crate::train::{BatchNorm, Precision};
 
+pub mod batch_norm;
+pub mod bert;
 #[cfg(test)]
-mod contract;
+pub(crate) mod contract;
+pub mod convolution;
 pub mod gpt;
+mod hugging_face;
 pub mod layers;
+pub mod llama;
+pub mod max_pool;
 pub mod parameters;
+pub mod resnet;
 pub mod segments;
+pub mod spec;
+pub mod vit;
 mod weights;
 
 pub use parameters::{Buffers, Parameters};
 pub use segments::{Pass, Segments};
+pub use spec::ModelSpec;
 pub use weights::Weights;
-
-/// Which model to train, as a plan holds it. Fields that are `None` come from the preset.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ModelSpec {
-    /// The family's name in the registry.
-    pub family: String,
-    /// A named set of dimensions of that family.
-    pub preset: Option<String>,
-    /// Tokens per sample.
-    pub sequence_length: Option<usize>,
-    /// Blocks, one after the other.
-    pub layers: Option<usize>,
-    /// Attention heads.
-    pub heads: Option<usize>,
-    /// Width of the residual stream.
-    pub hidden_size: Option<usize>,
-    /// Distinct tokens.
-    pub vocabulary_size: Option<usize>,
-    /// Heads of keys and values, where several heads of queries share one.
-    pub key_value_heads: Option<usize>,
-    /// Width of the hidden layer of a block's network.
-    pub intermediate_size: Option<usize>,
-    /// Pixels of an image's side.
-    pub image_size: Option<usize>,
-    /// Pixels of a patch's side.
-    pub patch_size: Option<usize>,
-    /// Distinct classes.
-    pub classes: Option<usize>,
-    /// A safetensors file with values for the parameters, in place of an initialisation.
-    pub weights: Option<PathBuf>,
-    /// A `config.json` of Hugging Face's; it stands where a preset would.
-    pub config: Option<PathBuf>,
-    /// Settings of a family that batchtune does not know, handed to it unread.
-    pub options: serde_json::Map<String, serde_json::Value>,
-}
 
 /// What a family gets to build a workload with.
 #[derive(Clone, Copy, Debug)]
@@ -154,7 +128,7 @@ pub struct Registry {
 impl Registry {
     /// A registry with the families that come with batchtune.
     pub fn builtin() -> Self {
-        Self::default().with(gpt::Gpt)
+        Self::default().with(gpt::Gpt).with(llama::Llama).with(bert::Bert).with(resnet::ResNet).with(vit::Vit)
     }
 
     /// Adds a family. One of the same name is replaced.
@@ -181,7 +155,7 @@ impl Registry {
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// No family of that name.
-    #[error("unknown model family `{name}`, expected one of: {known}")]
+    #[error("unknown model family `{name}`, expected one of: {known}{}", spec::suggestion(name, known))]
     UnknownFamily {
         /// What was asked for.
         name: String,
@@ -189,7 +163,10 @@ pub enum ModelError {
         known: String,
     },
     /// No preset of that name.
-    #[error("unknown preset `{preset}` of family `{family}`, expected one of: {known}")]
+    #[error(
+        "unknown preset `{preset}` of family `{family}`, expected one of: {known}{}",
+        spec::suggestion(preset, known)
+    )]
     UnknownPreset {
         /// The family.
         family: &'static str,
@@ -214,9 +191,20 @@ pub enum ModelError {
         /// What was asked for.
         precision: Precision,
     },
+    /// Batch norm over all replicas, where there is one.
+    #[error("`train.batch_norm: sync` needs more than one replica (hint: `train` or `frozen`)")]
+    SyncWithoutReplicas,
     /// A file of weights that cannot be read.
     #[error("cannot read `model.weights` `{}`: {reason}", path.display())]
     Weights {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A `config.json` that cannot be read, or is not the family's.
+    #[error("cannot use `model.config` `{}`: {reason}", path.display())]
+    Config {
         /// Which.
         path: PathBuf,
         /// Why not.

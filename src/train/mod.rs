@@ -9,8 +9,12 @@ use candle_core::DType;
 use serde::{Deserialize, Serialize};
 
 mod checkpoint;
+#[cfg(test)]
+mod contract;
 pub mod gradients;
+mod loss_scale;
 pub mod optimizer;
+mod recompute;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod trainer;
@@ -96,6 +100,13 @@ pub enum GradientCheckpointing {
     Blocks,
     /// The search decides.
     Auto,
+}
+
+impl GradientCheckpointing {
+    /// Whether nothing is recomputed. By reference, as serde asks.
+    pub fn is_none(&self) -> bool {
+        matches!(self, Self::None)
+    }
 }
 
 impl fmt::Display for GradientCheckpointing {

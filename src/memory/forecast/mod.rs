@@ -42,11 +42,13 @@ mod basis;
 pub mod curve;
 mod forecaster;
 mod largest;
+pub mod long_run;
 mod peaks;
 pub mod recording;
 pub mod replay;
 pub mod report;
 pub mod run;
+pub mod shape;
 pub mod size;
 
 #[cfg(test)]
