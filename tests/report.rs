@@ -143,7 +143,7 @@ fn a_study_leaves_a_page_with_its_forecast_and_its_blocks() {
     let Some(browser) = browser() else { return };
     let folder = TempDir::new().unwrap();
     let config = repository().join("configs/quickstart.yaml");
-    tune(folder.path(), &["--config", config.to_str().unwrap(), "--quiet"]);
+    tune(folder.path(), &["--config", config.to_str().unwrap(), "--quiet", "--budget", "10m"]);
     let dom = check(&browser, &folder.path().join(".tune/quickstart/report.html"), "quickstart");
     assert!(dom.contains("peak reserved, forecast (exact)") && dom.contains("class=\"b-live\""));
 }

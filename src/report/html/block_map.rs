@@ -42,7 +42,7 @@ pub(super) fn write(map: &BlockMap, heading: &Heading<'_>, html: &mut Html) {
     write!(html, "<figcaption>{}</figcaption>", text(heading.caption));
     write!(html, "<p>{}</p>", text(sentence(map)));
     free_runs(map, html);
-    write!(html, "</figure>\n");
+    write!(html, "</figure>");
 }
 
 /// The figures of a map in words.

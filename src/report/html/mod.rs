@@ -70,7 +70,7 @@ fn blocks(study: &Study<'_>, id: &str, title: &str, html: &mut Html) {
         write!(
             html,
             "<figure id=\"{}\"><h3>{}</h3><p class=\"nothing\">The journal holds no block map: it is of an earlier \
-             version, the study was cut short, or the events of its point cannot be forecast.</p></figure>\n",
+             version, the study was cut short, or the events of its point cannot be forecast.</p></figure>",
             text(id),
             text(title)
         );

@@ -8,7 +8,7 @@ use crate::memory::forecast::curve::{Curve, CurvePoint};
 use crate::search::rules;
 use crate::search::rules::testing::{completed, point, safety, sample};
 use crate::trial::journal::{Entry, Header};
-use crate::trial::{Outcome, Purpose, TrialId, TrialRecord, TrialSpec};
+use crate::trial::{Measurement, Outcome, Purpose, TrialId, TrialRecord, TrialSpec};
 use crate::units::{GIB, MIB};
 
 fn contents(entries: Vec<Entry>) -> Contents {
@@ -133,7 +133,7 @@ fn a_resumed_study_says_so_and_shows_each_thing_once() {
 
 #[test]
 fn a_program_that_does_not_report_has_a_page() {
-    let record = TrialRecord { samples: Vec::new(), measurement: Some(Default::default()), ..trial(1, 4, 0) };
+    let record = TrialRecord { samples: Vec::new(), measurement: Some(Measurement::default()), ..trial(1, 4, 0) };
     let mut journal = contents(vec![device(), ended(record)]);
     journal.header.plan = json!({"name": "sleep", "command": {"run": ["sleep", "{steps}"]}});
     let page = page(&journal);
@@ -169,7 +169,7 @@ fn forecast_and_block_map_are_drawn_from_the_journal() {
         runs,
         ..BlockMap::default()
     };
-    let entries = vec![
+    let entries = [
         device(),
         ended(trial(1, 8, 3)),
         Entry::Forecast { curve },
