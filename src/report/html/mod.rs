@@ -70,15 +70,15 @@ fn blocks(study: &Study<'_>, id: &str, title: &str, html: &mut Html) {
         write!(
             html,
             "<figure id=\"{}\"><h3>{}</h3><p class=\"nothing\">The journal holds no block map: it is of an earlier \
-             version, the study was cut short, or the events of its point cannot be forecast.</p></figure>\n",
+             version, the study was cut short, or the events of its point cannot be forecast.</p></figure>",
             text(id),
             text(title)
         );
         return;
     };
     let caption = format!(
-        "{point}: by replay of the forecast run under a model of the device's allocator, at event {}, the last one at which \
-         memory was taken from the device. What is free on the map did not serve that request.",
+        "{point}: by replay of the forecast run under a model of the device's allocator, at event {}: a request that fails, \
+         else the one for which most was taken from the device although it lay idle. What is free on the map did not serve.",
         map.event
     );
     block_map::write(map, &Heading { id, title, caption: &caption }, html);
