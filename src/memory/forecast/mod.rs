@@ -42,6 +42,7 @@ mod basis;
 pub mod curve;
 mod forecaster;
 mod largest;
+pub mod long_run;
 mod peaks;
 pub mod recording;
 pub mod replay;
