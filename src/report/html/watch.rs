@@ -52,7 +52,7 @@ fn findings(summary: &Summary, html: &mut Html) {
         write!(html, "<p class=\"nothing\">Nothing stands out.</p>");
     }
     for finding in &summary.findings {
-        write!(html, "<p><strong>{}</strong></p><ol>", text(&finding.text));
+        write!(html, "<p><strong>{}</strong></p><ol>", text(finding.sentence()));
         for advice in &finding.advice {
             write!(html, "<li>{}</li>", text(advice));
         }
