@@ -5,6 +5,7 @@
 //! | [`page`] | a study: the answer and why, and everything it rests on |
 //! | [`comparison`] | two studies side by side |
 //! | [`recording`](fn@recording) | a PyTorch snapshot, a trace or an RMM log |
+//! | [`watch`](fn@watch) | a recorded watch of a card |
 //!
 //! Each is a function of the journal (or the recording) alone, so a page can be made again at any time, on any machine.
 //! What a journal of an earlier version lacks is said where it would stand. All texts in a journal are a stranger's: they
@@ -26,12 +27,14 @@ mod recording;
 mod scaling;
 mod study;
 mod trials;
+mod watch;
 
 #[cfg(test)]
 mod tests;
 
 pub use compare::comparison;
 pub use recording::{Recorded, recording};
+pub use watch::watch;
 
 use block_map::Heading;
 use document::Section;
