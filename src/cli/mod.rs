@@ -23,8 +23,10 @@ mod forecast;
 mod input;
 mod inspect;
 mod known_answer;
+mod long_run;
 mod models;
 mod replay;
+mod report;
 mod schema;
 mod search;
 mod watch;
@@ -70,6 +72,8 @@ enum Command {
     Export(ExportArgs),
     /// Compute what any batch size takes, from recordings at two tiny ones
     Forecast(ForecastArgs),
+    /// Make the page of a study, or of two side by side
+    Report(ReportArgs),
     /// Show what holds the memory in a PyTorch snapshot, a trace or an RMM log
     Inspect(InspectArgs),
     /// Replay a recording under other allocator settings, or rank a set of them
@@ -199,7 +203,7 @@ struct ExportArgs {
 #[derive(Debug, Args)]
 struct ForecastArgs {
     /// Recordings of the same run at different batch sizes: PyTorch snapshots, batchtune traces or RMM logs
-    #[arg(required = true, num_args = 2..=8, value_name = "FILE")]
+    #[arg(required = true, num_args = 2..=16, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The batch size of each recording
     #[arg(long, value_name = "B,B,…", value_delimiter = ',', required = true)]
@@ -207,12 +211,26 @@ struct ForecastArgs {
     /// The batch sizes to forecast
     #[arg(long, value_name = "B,B,…", value_delimiter = ',', required = true)]
     to: Vec<usize>,
-    /// The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF has them [default: the recordings' own]
+    /// The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF has them; with --steps several times, to compare [default: the
+    /// recordings' own]
     #[arg(long, value_name = "KEY:VALUE,…")]
-    conf: Option<String>,
+    conf: Vec<String>,
     /// What the allocator may take from the device, such as 40GiB
     #[arg(long, value_name = "SIZE")]
     limit: Option<Bytes>,
+    /// Forecast a run of so many steps of varying length; the recordings vary in batch size and length
+    #[arg(long, value_name = "N", requires = "run_lengths", conflicts_with_all = ["updates", "last_batch"])]
+    steps: Option<usize>,
+    /// The length of each recording's samples
+    #[arg(long, value_name = "T,T,…", value_delimiter = ',', requires = "steps")]
+    lengths: Vec<u64>,
+    /// How long the run's samples are: drawn between two bounds, such as 64:512, or a file with one length a line. Each
+    /// batch is padded to its longest
+    #[arg(long, value_name = "MIN:MAX|FILE", requires = "steps")]
+    run_lengths: Option<long_run::RunLengths>,
+    /// An evaluation pass after every so many updates, where the recordings have one
+    #[arg(long, value_name = "N", requires = "steps")]
+    evaluate_every: Option<usize>,
     /// Optimizer steps of the run [default: as recorded]
     #[arg(long, value_name = "N")]
     updates: Option<usize>,
@@ -237,6 +255,19 @@ struct InspectArgs {
     /// Write a snapshot for PyTorch's Memory Viz page
     #[arg(long, value_name = "FILE")]
     export: Option<PathBuf>,
+    /// Write a page with the timeline and the block map [default path: FILE with `.html` added]
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "")]
+    html: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct ReportArgs {
+    /// Study directories, such as .tune/<name>; two are set side by side
+    #[arg(required = true, num_args = 1..=2, value_name = "DIR")]
+    studies: Vec<PathBuf>,
+    /// Where to write the page; - is standard output [default: report.html in DIR, comparison.html for two]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -346,6 +377,7 @@ fn dispatch(cli: Cli, registry: &Registry) -> Result<u8, Error> {
         Some(Command::Check(args)) => check::run(&args, registry),
         Some(Command::Export(args)) => export::run(&args),
         Some(Command::Forecast(args)) => forecast::run(&args),
+        Some(Command::Report(args)) => report::run(&args),
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::ExplainOom(args)) => explain_oom::run(&args),

@@ -10,10 +10,12 @@
 //! and makes the forecast `affine`.
 
 mod fit;
+mod forecaster;
 mod monomial;
 mod ratio;
 
 pub use fit::{Polynomial, SizeFit, fit};
+pub use forecaster::{LongRun, ShapeError, ShapeForecaster, ShapeProbe};
 pub use monomial::{Monomial, monomials};
 
 /// The most axes that a shape has.
@@ -37,6 +39,16 @@ impl Shape {
             *place = *value;
         }
         Some(Self { values: padded, axes: values.len() })
+    }
+
+    /// The same of a known number of axes.
+    pub fn of<const N: usize>(values: [u64; N]) -> Self {
+        const { assert!(0 < N && N <= MAX_AXES) };
+        let mut padded = [1; MAX_AXES];
+        for (place, value) in padded.iter_mut().zip(values) {
+            *place = value;
+        }
+        Self { values: padded, axes: N }
     }
 
     /// The values.
