@@ -62,7 +62,8 @@ pub(crate) struct Off {
 
 impl Case {
     pub(crate) fn open(name: &'static str) -> Self {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
+        // Tests run in the repository, also where a binary was brought to another machine.
+        let folder = PathBuf::from("tests/fixtures/models").join(name);
         let text = std::fs::read(folder.join("expected.json")).unwrap();
         Self { name, folder, expected: serde_json::from_slice(&text).unwrap() }
     }
