@@ -135,8 +135,8 @@ impl Case {
         }
         self.check_buffers(trainer.workload(), "trained_buffers", tolerance);
         self.check_evaluation(trainer.workload(), &batch, tolerance);
-        let trained = trainer.step(&batch, session).unwrap().loss;
-        off.trained_loss = self.loss_off(trained, "trained_loss");
+        let after = trainer.step(&batch, session).unwrap().loss;
+        off.trained_loss = self.loss_off(after, "trained_loss");
         assert!(off.loss.max(off.trained_loss) <= tolerance.loss, "{}, {precision}: {off:?}", self.name);
         off
     }
