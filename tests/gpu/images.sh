@@ -46,22 +46,19 @@ run() { # NAME STRATEGY
   echo "$1 $2: exit $?"
 }
 resnet='{family: resnet, preset: resnet50, image_size: 224, classes: 20}'
-vit='{family: vit, preset: vit-s-16, image_size: 224, patch_size: 32, layers: 2, classes: 20}'
+vit='{family: vit, preset: vit-s16, image_size: 224, patch_size: 32, layers: 2, classes: 20}'
 grid='loader_workers: [0, 1, 2, 4, 8, 12], prefetch_depth: [2, 1], device_prefetch: [0]'
 staging='loader_workers: [12], prefetch_depth: [2], device_prefetch: [0, 1]'
 config resnet-loader "$resnet" 64 "$grid"
 run resnet-loader staged
 run resnet-loader grid
-config vit-loader "$vit" 128 "$grid"
-run vit-loader staged
-run vit-loader grid
 config resnet-staging "$resnet" 64 "$staging" auto
 run resnet-staging grid
 config vit-staging "$vit" 128 "$staging" auto
 run vit-staging grid
 python3 - "$out" <<'P' | tee "$out/images.txt"
 import json, os, sys
-for study in ("resnet-loader-staged", "resnet-loader-grid", "vit-loader-staged", "vit-loader-grid", "resnet-staging-grid", "vit-staging-grid"):
+for study in ("resnet-loader-staged", "resnet-loader-grid", "resnet-staging-grid", "vit-staging-grid"):
     print(study)
     path = os.path.join(sys.argv[1], study, "journal.jsonl")
     for line in open(path) if os.path.exists(path) else []:

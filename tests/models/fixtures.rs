@@ -40,6 +40,8 @@ impl Tolerance {
             "resnet" => Self { loss: 3e-2, gradient: 0.3 },
             "resnet_frozen" => Self { loss: 3e-2, gradient: 0.7 },
             "resnet50" => Self { loss: 0.3, gradient: f64::INFINITY },
+            // 1.4 % off after three steps on an H200.
+            "vit" => Self { loss: 3e-2, gradient: 6e-2 },
             _ => Self { loss: 1e-2, gradient: 6e-2 },
         }
     }
