@@ -139,6 +139,32 @@ fn a_crop_is_what_it_would_be_of_the_whole_image() {
     }
 }
 
+/// Files that Pillow 13 wrote, 43 × 27 pixels, and the bytes that it reads of them (`convert("RGB")`, as torchvision does).
+#[test]
+fn a_jpeg_of_any_kind_is_what_pillow_reads() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data/pillow");
+    for (name, most, mean) in [
+        ("full", 2, 0.1),
+        ("halved-columns", 2, 0.1),
+        ("halved", 2, 0.1),
+        ("restarts", 2, 0.1),
+        ("rotated-by-exif", 2, 0.1),
+        ("grey", 1, 0.1),
+        // By zune-jpeg, which rounds otherwise.
+        ("cmyk", 2, 0.5),
+        ("rgb", 2, 0.5),
+        ("progressive", 4, 1.0),
+    ] {
+        let (width, height, pixels) = decoded(&std::fs::read(folder.join(format!("{name}.jpg"))).unwrap()).unwrap();
+        let pillow = std::fs::read(folder.join(format!("{name}.rgb"))).unwrap();
+        assert_eq!((width, height, 3 * pixels.len()), (43, 27, pillow.len()), "{name}");
+        let differences = pixels.as_flattened().iter().zip(&pillow).map(|(ours, theirs)| ours.abs_diff(*theirs));
+        let largest = differences.clone().max().unwrap();
+        let found = differences.map(f64::from).sum::<f64>() / pillow.len() as f64;
+        assert!(largest <= most && found <= mean, "{name}: {largest} at most, {found} on average");
+    }
+}
+
 #[test]
 fn our_decoder_gives_what_zune_s_does() {
     for (name, file) in kinds(61, 83).into_iter().filter(|(name, _)| name.contains("progressive false")) {
