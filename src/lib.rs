@@ -28,8 +28,8 @@
 //!    its journal.
 //! 3. A report is a function of the journal: plan, finished trials, device facts.
 //! 4. [`memory`] knows no trial, no model and no device, and holds no `unsafe`.
-//! 5. `unsafe` is in [`device`], and for mapped and page-locked memory in two files of [`data`], each block with its
-//!    SAFETY line (lints: `unsafe_code`, `undocumented_unsafe_blocks`).
+//! 5. `unsafe` is in [`device`], and for mapped memory in one file of [`data`], each block with its SAFETY line (lints:
+//!    `unsafe_code`, `undocumented_unsafe_blocks`).
 //! 6. Only [`cli`] and [`progress`] print (lints: `print_stdout`, `print_stderr`).
 //! 7. Every trial ends in exactly one named [`trial::Outcome`], told apart by typed messages, exit status and signal,
 //!    never by searching text.
@@ -57,6 +57,7 @@ pub mod model;
 pub mod progress;
 pub mod report;
 pub mod search;
+pub mod suggest;
 pub mod text;
 pub mod train;
 pub mod trial;

@@ -7,7 +7,7 @@ use batchtune::device::{self, DeviceChoice, DeviceSession, LargestRequest};
 use batchtune::memory::{AllocatorKind, LimitSpec, MemorySample, Phase};
 use batchtune::model::{BuildContext, ModelSpec, Registry};
 use batchtune::train::trainer::Trainer;
-use batchtune::train::{Precision, TrainSpec};
+use batchtune::train::{BatchNorm, Precision, TrainSpec};
 use batchtune::units::{Bytes, GIB};
 
 batchtune::declare_allocator!();
@@ -30,7 +30,8 @@ fn train(session: &mut dyn DeviceSession, accumulation: u32) -> (MemorySample, V
 
     session.begin_trial().unwrap();
     session.begin_phase(Phase::Build);
-    let context = BuildContext { spec: &spec, device: &device, precision: Precision::F32, seed: 7 };
+    let context =
+        BuildContext { spec: &spec, device: &device, precision: Precision::F32, batch_norm: BatchNorm::Train, seed: 7 };
     let workload = registry.get("gpt").unwrap().build(&context).unwrap();
     let mut trainer = Trainer::new(workload, &TrainSpec { learning_rate: 1e-3, ..TrainSpec::default() }).unwrap();
     session.end_phase().unwrap();

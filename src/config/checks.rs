@@ -31,6 +31,10 @@ pub struct Checked {
     pub path: Option<PathBuf>,
     /// The tokenizer's file, absolute, for a text that is cut by one.
     pub tokenizer: Option<PathBuf>,
+    /// The file with the model's weights, absolute.
+    pub weights: Option<PathBuf>,
+    /// The model's `config.json`, absolute.
+    pub config: Option<PathBuf>,
     /// The program of the user's own, if it is one that is tuned.
     pub command: Option<CommandSpec>,
 }
@@ -49,6 +53,8 @@ pub fn check(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Che
         batch_size: checks.batch_size(),
         path: checks.data_path(),
         tokenizer: checks.tokenizer(),
+        weights: checks.model_file("model.weights", |model| model.weights.as_ref()),
+        config: checks.model_file("model.config", |model| model.config.as_ref()),
         command: checks.command(),
     }
 }

@@ -33,7 +33,6 @@ pub mod resolve;
 pub mod section;
 pub mod sections;
 pub mod source;
-pub mod suggest;
 pub mod supported;
 pub mod tree;
 mod validate;

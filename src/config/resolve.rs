@@ -35,12 +35,13 @@ const USUAL_CONFS: [&str; 4] = [
 
 /// The plan of a file, unless a problem keeps it from having one.
 pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Option<Plan> {
-    let Checked { device, batch_size, path, tokenizer, command } = checks::check(file, located, problems);
+    let Checked { device, batch_size, path, tokenizer, weights, config, command } =
+        checks::check(file, located, problems);
     if !problems.is_empty() {
         return None;
     }
     let subject = match (&file.model, command) {
-        (Some(model), _) => Subject::Model(model_spec(model)?),
+        (Some(model), _) => Subject::Model(ModelSpec { weights, config, ..model_spec(model)? }),
         (None, command) => Subject::Command(command?),
     };
     Some(Plan {
@@ -96,6 +97,13 @@ fn model_spec(model: &ModelFile) -> Option<ModelSpec> {
         heads: model.heads.map(Whole::count),
         hidden_size: model.hidden_size.map(Whole::count),
         vocabulary_size: model.vocabulary_size.map(Whole::count),
+        key_value_heads: model.key_value_heads.map(Whole::count),
+        intermediate_size: model.intermediate_size.map(Whole::count),
+        image_size: model.image_size.map(Whole::count),
+        patch_size: model.patch_size.map(Whole::count),
+        classes: model.classes.map(Whole::count),
+        weights: None,
+        config: None,
         options: model.options.clone(),
     })
 }
@@ -105,6 +113,7 @@ fn train_spec(file: &File) -> TrainSpec {
         precision: file.train.precision.0,
         optimizer: file.train.optimizer.0,
         learning_rate: file.train.learning_rate.0,
+        momentum: file.train.momentum.0,
         gradient_checkpointing: file.train.gradient_checkpointing.0,
         batch_norm: file.train.batch_norm.0,
     }

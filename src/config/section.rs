@@ -23,7 +23,7 @@ use super::sections::target::TargetFile;
 use super::sections::train::TrainFile;
 use super::sections::trial::TrialFile;
 use super::source::{Located, element, join};
-use super::suggest::closest;
+use crate::suggest::closest;
 
 /// A section: where it is, and how its keys are typed.
 struct Section {

@@ -29,6 +29,9 @@ impl Loaded {
                 ModelError::UnknownPreset { .. } => "model.preset".to_owned(),
                 ModelError::Invalid { field, .. } => format!("model.{field}"),
                 ModelError::PrecisionNotSupported { .. } => "train.precision".to_owned(),
+                ModelError::SyncWithoutReplicas => "train.batch_norm".to_owned(),
+                ModelError::Weights { .. } => "model.weights".to_owned(),
+                ModelError::Config { .. } => "model.config".to_owned(),
                 ModelError::Candle(_) => "model".to_owned(),
             };
             self.source.error_at(&key, with_causes(&error))

@@ -6,7 +6,7 @@ use super::leaf::amount::{Amount, Rung, Share};
 use super::leaf::choice::{Choice, Pinning};
 use super::leaf::list::{Accumulation, AllocConfs, Candidates, Devices};
 use super::leaf::memory::{Limit, Size};
-use super::leaf::number::{Factor, LearningRate, Version, Whole};
+use super::leaf::number::{Factor, LearningRate, Momentum, Version, Whole};
 use super::leaf::text::{Argument, Arguments, ConfText, DeviceName, Text};
 use super::leaf::time::Time;
 use super::parse;
@@ -91,6 +91,13 @@ fn model(plan: &Plan) -> Option<ModelFile> {
         heads: model.heads.map(|heads| Whole::clamped(heads as u64)),
         hidden_size: model.hidden_size.map(|width| Whole::clamped(width as u64)),
         vocabulary_size: model.vocabulary_size.map(|tokens| Whole::clamped(tokens as u64)),
+        key_value_heads: model.key_value_heads.map(|heads| Whole::clamped(heads as u64)),
+        intermediate_size: model.intermediate_size.map(|width| Whole::clamped(width as u64)),
+        image_size: model.image_size.map(|pixels| Whole::clamped(pixels as u64)),
+        patch_size: model.patch_size.map(|pixels| Whole::clamped(pixels as u64)),
+        classes: model.classes.map(|classes| Whole::clamped(classes as u64)),
+        weights: model.weights.as_ref().map(|path| Text(path.to_string_lossy().into_owned())),
+        config: model.config.as_ref().map(|path| Text(path.to_string_lossy().into_owned())),
         options: model.options.clone(),
     })
 }
@@ -100,6 +107,7 @@ fn train(plan: &Plan) -> TrainFile {
         precision: Choice(plan.train.precision),
         optimizer: Choice(plan.train.optimizer),
         learning_rate: LearningRate(plan.train.learning_rate),
+        momentum: Momentum(plan.train.momentum),
         gradient_checkpointing: Choice(plan.train.gradient_checkpointing),
         batch_norm: Choice(plan.train.batch_norm),
     }

@@ -69,7 +69,7 @@ fn join(
     let lengths = rules.lengths.as_ref();
     let rows = Rows::of(lengths, request);
     let mut input = Field::new(dataset.input_shape(), &rows);
-    let mut target = Field::new(dataset.target_shape(), &rows);
+    let mut target = Field { padding: dataset.target_padding(), ..Field::new(dataset.target_shape(), &rows) };
     for (row, place) in request.places.iter().enumerate() {
         let Some(Sample { input: values, target: answer }) = sample(*place)? else { return Ok(None) };
         let kept = rows.kept.get(row).copied();
@@ -124,6 +124,8 @@ struct Field {
     /// Values of a row.
     per_row: usize,
     samples: usize,
+    /// What ids are filled up with.
+    padding: u32,
 }
 
 impl Field {
@@ -131,7 +133,7 @@ impl Field {
         let count = |shape: &[usize]| shape.iter().fold(1, |count: usize, size| count.saturating_mul(*size));
         let per_sample = count(&shape);
         let shape = rows.length.map_or(shape, |length| vec![length]);
-        Self { values: None, per_sample, per_row: count(&shape), shape, samples: rows.samples }
+        Self { values: None, per_sample, per_row: count(&shape), shape, samples: rows.samples, padding: PADDING }
     }
 
     /// Appends one sample's values, or as many of them as are kept; room for all samples is made at the first.
@@ -145,7 +147,7 @@ impl Field {
         match (&mut self.values, values) {
             (joined @ None, HostValues::U32(values)) => {
                 let mut first = Vec::with_capacity(room);
-                append(&mut first, &values[..kept], row, PADDING);
+                append(&mut first, &values[..kept], row, self.padding);
                 *joined = Some(HostValues::U32(first));
             }
             (joined @ None, HostValues::F32(values)) => {
@@ -153,7 +155,9 @@ impl Field {
                 append(&mut first, &values[..kept], row, 0.0);
                 *joined = Some(HostValues::F32(first));
             }
-            (Some(HostValues::U32(joined)), HostValues::U32(values)) => append(joined, &values[..kept], row, PADDING),
+            (Some(HostValues::U32(joined)), HostValues::U32(values)) => {
+                append(joined, &values[..kept], row, self.padding)
+            }
             (Some(HostValues::F32(joined)), HostValues::F32(values)) => append(joined, &values[..kept], row, 0.0),
             (Some(_), _) => return Err(DataError::SampleType { index }),
         }

@@ -19,6 +19,12 @@ pub enum DataError {
         #[source]
         source: std::io::Error,
     },
+    /// A batch cannot be page-locked.
+    #[error("a batch cannot be page-locked: {reason}")]
+    PageLock {
+        /// Why not.
+        reason: String,
+    },
     /// There is too little in it.
     #[error("`{}` holds {found} tokens, and one sample needs {needed} (hint: a shorter `sequence_length` or more text)", path.display())]
     TooSmall {
@@ -246,6 +252,7 @@ impl DataError {
             | Self::Shortened { .. }
             | Self::BrokenImage { .. } => true,
             Self::PathMissing
+            | Self::PageLock { .. }
             | Self::TooSmall { .. }
             | Self::NoFiles { .. }
             | Self::TooManyFiles { .. }

@@ -30,6 +30,10 @@ impl Dataset for HeldOut {
         self.whole.target_shape()
     }
 
+    fn target_padding(&self) -> u32 {
+        self.whole.target_padding()
+    }
+
     fn ballast_bytes(&self) -> u64 {
         self.whole.ballast_bytes()
     }

@@ -49,13 +49,18 @@ impl LoaderConfig {
 }
 
 /// Where batches come from: a loader, or what stands in its place.
-pub trait Batches {
+pub trait Batches: Send {
     /// The next batch; blocks until it is ready.
     fn next_batch(&mut self) -> Result<HostBatch, DataError>;
 
     /// What was skipped for the batches so far.
     fn skipped(&self) -> Skipped {
         Skipped::default()
+    }
+
+    /// What makes whoever loads leave in the middle of a batch, for one that is waiting for it on another thread.
+    fn stop_flag(&self) -> Option<Arc<AtomicBool>> {
+        None
     }
 }
 
@@ -171,6 +176,13 @@ impl Batches for Loader {
 
     fn skipped(&self) -> Skipped {
         Self::skipped(self).clone()
+    }
+
+    fn stop_flag(&self) -> Option<Arc<AtomicBool>> {
+        match &self.source {
+            Source::Pool(pool) => Some(Arc::clone(&pool.stop)),
+            Source::Caller(_) | Source::Failed { .. } => None,
+        }
     }
 }
 

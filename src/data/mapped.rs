@@ -1,4 +1,4 @@
-//! A file in memory without being read: the only `unsafe` of this room beside page-locked buffers.
+//! A file in memory without being read: the only `unsafe` of this room.
 //!
 //! A map is as long as the file was when it was opened. Should the file become shorter, the pages behind its end are
 //! still mapped, and touching one is a bus error that ends the process. So every read asks for the file's length first,
@@ -17,14 +17,14 @@ use super::DataError;
 
 /// A file, mapped read-only.
 #[derive(Debug)]
-pub(super) struct Mapped {
+pub(crate) struct Mapped {
     path: PathBuf,
     file: File,
     map: Mmap,
 }
 
 impl Mapped {
-    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         let failed = |source: io::Error| DataError::Read { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
         if !file.metadata().map_err(failed)?.is_file() {
@@ -36,17 +36,17 @@ impl Mapped {
         Ok(Self { path: path.to_owned(), file, map })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Bytes of the file when it was opened.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.map.len() as u64
     }
 
     /// Hands the bytes of a range to `take`, which copies them.
-    pub(super) fn read<T>(&self, range: Range<u64>, take: impl FnOnce(&[u8]) -> T) -> Result<T, DataError> {
+    pub(crate) fn read<T>(&self, range: Range<u64>, take: impl FnOnce(&[u8]) -> T) -> Result<T, DataError> {
         let found = self.file.metadata().map_err(|source| DataError::Read { path: self.path.clone(), source })?.len();
         let shortened =
             || DataError::Shortened { path: self.path.clone(), found: found.min(self.len()), needed: range.end };

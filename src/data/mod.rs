@@ -23,8 +23,10 @@ mod image;
 pub mod image_folder;
 pub mod lengths;
 pub mod loader;
-mod mapped;
+pub(crate) mod mapped;
+pub mod masked;
 pub mod order;
+pub mod pinned;
 pub mod rules;
 mod spec;
 pub mod synthetic;
@@ -48,6 +50,16 @@ pub enum InputSpec {
         vocabulary_size: usize,
         /// T.
         sequence_length: usize,
+    },
+    /// Masked-token prediction: inputs are token ids [B, T] of which some are hidden, targets [B, T] what was there, and
+    /// [`masked::IGNORED`] everywhere else.
+    MaskedTokens {
+        /// Distinct tokens.
+        vocabulary_size: usize,
+        /// T.
+        sequence_length: usize,
+        /// The token that stands for a hidden one.
+        mask_token: u32,
     },
     /// Classification of feature tensors: inputs are floats [B, shape…], targets class ids \[B\].
     Features {
@@ -169,6 +181,11 @@ pub trait Dataset: Send + Sync {
     /// The shape of one target.
     fn target_shape(&self) -> Vec<usize>;
 
+    /// What the target of a place behind the end of a sample is, where samples are padded.
+    fn target_padding(&self) -> u32 {
+        lengths::PADDING
+    }
+
     /// Host memory that each sample holds beside its values.
     fn ballast_bytes(&self) -> u64 {
         0
@@ -177,7 +194,20 @@ pub trait Dataset: Send + Sync {
 
 /// Opens the dataset of a specification, made to fit what the model takes.
 pub fn open(spec: &DataSpec, input: &InputSpec, seed: u64) -> Result<Arc<dyn Dataset>, DataError> {
-    let input = &with_length(input, spec.sequence_length)?;
+    let input = with_length(input, spec.sequence_length)?;
+    let InputSpec::MaskedTokens { vocabulary_size, sequence_length, mask_token } = input else {
+        return open_source(spec, &input, seed);
+    };
+    let whole = open_source(spec, &InputSpec::Tokens { vocabulary_size, sequence_length }, seed)?;
+    let shortest = match spec.sequence_length {
+        Some(LengthSpec::Range { min, .. }) => min,
+        Some(LengthSpec::Fixed(_)) | None => sequence_length,
+    };
+    let rules = masked::MaskRules { vocabulary_size, mask_token, shortest };
+    Ok(Arc::new(masked::Masked::new(whole, rules, seed)))
+}
+
+fn open_source(spec: &DataSpec, input: &InputSpec, seed: u64) -> Result<Arc<dyn Dataset>, DataError> {
     let path = spec.path.as_deref();
     Ok(match spec.source {
         SourceKind::Synthetic => {
@@ -198,16 +228,20 @@ fn with_length(input: &InputSpec, length: Option<LengthSpec>) -> Result<InputSpe
         Some(LengthSpec::Range { min, max, .. }) if 0 < min && min <= max => max,
         Some(LengthSpec::Range { min, max, .. }) => return Err(DataError::InvalidLengths { min, max }),
     };
-    match (input, length) {
-        (InputSpec::Tokens { sequence_length: limit, .. }, _) if longest > *limit => {
-            Err(DataError::SequenceTooLong { length: longest, limit: *limit })
+    let mut fitted = input.clone();
+    match &mut fitted {
+        InputSpec::Tokens { sequence_length, .. } | InputSpec::MaskedTokens { sequence_length, .. } => {
+            if longest > *sequence_length {
+                return Err(DataError::SequenceTooLong { length: longest, limit: *sequence_length });
+            }
+            *sequence_length = longest;
         }
-        (InputSpec::Tokens { vocabulary_size, .. }, _) => {
-            Ok(InputSpec::Tokens { vocabulary_size: *vocabulary_size, sequence_length: longest })
+        InputSpec::Features { .. } if matches!(length, Some(LengthSpec::Range { .. })) => {
+            return Err(DataError::LengthsOfFeatures);
         }
-        (InputSpec::Features { .. }, Some(LengthSpec::Range { .. })) => Err(DataError::LengthsOfFeatures),
-        (InputSpec::Features { .. }, _) => Ok(input.clone()),
+        InputSpec::Features { .. } => {}
     }
+    Ok(fitted)
 }
 
 #[cfg(test)]
@@ -241,6 +275,18 @@ mod tests {
         let features = InputSpec::Features { shape: vec![2], classes: 2 };
         let error = open(&spec(range(1, 2)), &features, 0).err();
         assert!(matches!(error, Some(DataError::LengthsOfFeatures)));
+    }
+
+    #[test]
+    fn masked_tokens_come_from_any_source_of_tokens() {
+        let input = InputSpec::MaskedTokens { vocabulary_size: 10, sequence_length: 8, mask_token: 9 };
+        let dataset = open(&spec(Some(LengthSpec::Fixed(6))), &input, 0).unwrap();
+        assert_eq!((dataset.input_shape(), dataset.target_shape()), (vec![6], vec![6]));
+        assert_eq!(dataset.target_padding(), masked::IGNORED);
+        let error = open(&DataSpec { source: SourceKind::Text, ..spec(None) }, &input, 0).err();
+        assert!(matches!(error, Some(DataError::PathMissing)), "{error:?}");
+        let error = open(&DataSpec { source: SourceKind::Cifar10, ..spec(None) }, &input, 0).err();
+        assert!(matches!(error, Some(DataError::Mismatch { .. })), "{error:?}");
     }
 
     #[test]

@@ -64,6 +64,7 @@ impl Synthetic {
                 let pattern = (0..PATTERN_LENGTH).map(|_| rng.random_range(0..vocabulary_size)).collect();
                 Kind::Tokens { pattern, vocabulary_size, length: *sequence_length }
             }
+            InputSpec::MaskedTokens { .. } => return Err(invalid("masked tokens are a view on others")),
             InputSpec::Features { shape, classes } => {
                 let values = shape.iter().try_fold(1_usize, |count, size| count.checked_mul(*size));
                 let values =

@@ -12,6 +12,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use self::staging::Stager;
 use crate::memory::{AllocatorKind, Event, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState};
 
 #[expect(unsafe_code, reason = "a global allocator can only be written with unsafe code")]
@@ -25,6 +26,7 @@ pub mod cuda;
 pub mod facts;
 pub(crate) mod limit;
 pub mod nvml;
+pub mod staging;
 
 /// Which device to train on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -270,6 +272,11 @@ pub trait DeviceSession {
 
     /// Hands every recorded event to `sink` from here on (a forecast and a trace file need them), or to nobody.
     fn set_event_sink(&mut self, sink: Option<EventSink>);
+
+    /// What copies batches beside the steps; `None` on a device that copies them in the step.
+    fn stager(&mut self) -> Result<Option<Box<dyn Stager>>, StepError> {
+        Ok(None)
+    }
 
     /// Classifies an error of candle's: the device knows which of its codes mean out of memory.
     fn classify(&self, error: &candle_core::Error) -> StepError;

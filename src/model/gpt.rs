@@ -6,8 +6,8 @@
 //! GELU in its tanh form, and one matrix for the token embedding and the output layer. No dropout: it is switched off
 //! in most pre-training since, and it would only hide a loss that does not fall.
 //!
-//! In bfloat16, parameters and activations are bfloat16 and the normalisation, the softmax of the attention, and
-//! the loss are computed in f32. The f32 copies cost memory where the tensors are largest: the scores of each layer
+//! In 16 bits, parameters and activations have 16 and the normalisation, the softmax of the attention, and the loss are
+//! computed in f32. The f32 copies cost memory where the tensors are largest: the scores of each layer
 //! `[B, H, T, T]` and the logits `[B·T, V]`.
 //!
 //! Letters of the shapes: B samples, T tokens, D `hidden_size`, H `heads`, V `vocabulary_size`.
@@ -16,19 +16,26 @@ use candle_core::{DType, Result, Tensor};
 
 use super::layers::{BlockDimensions, CausalAttention, CausalMask, LayerNorm, Mlp};
 use super::parameters::{Init, Parameters};
-use super::{BuildContext, Family, ModelError, ModelSpec, Workload};
+use super::segments::{self, Pass, Segments};
+use super::spec::{Presets, check_range};
+use super::{BuildContext, Family, ModelError, ModelSpec, Workload, hugging_face};
 use crate::data::{Batch, InputSpec};
-use crate::train::Precision;
 
 /// Standard deviation of all weights, before the residual scaling.
 const DEVIATION: f32 = 0.02;
 
 /// Named dimensions. `nano` is for tests and first steps on a CPU; the others are the published sizes.
-const PRESETS: [(&str, Dimensions); 3] = [
+const PRESETS: Presets<'static, Dimensions> = Presets { family: "gpt", all: &ALL };
+const ALL: [(&str, Dimensions); 5] = [
     ("gpt2", Dimensions { length: 1024, layers: 12, heads: 12, width: 768, vocabulary: 50_257 }),
     ("gpt2-medium", Dimensions { length: 1024, layers: 24, heads: 16, width: 1024, vocabulary: 50_257 }),
+    ("gpt2-large", Dimensions { length: 1024, layers: 36, heads: 20, width: 1280, vocabulary: 50_257 }),
+    ("gpt2-xl", Dimensions { length: 1024, layers: 48, heads: 25, width: 1600, vocabulary: 50_257 }),
     ("nano", Dimensions { length: 64, layers: 4, heads: 4, width: 128, vocabulary: 256 }),
 ];
+
+/// The keys of `model` that mean something here.
+const READ: [&str; 7] = ["preset", "config", "sequence_length", "layers", "heads", "hidden_size", "vocabulary_size"];
 
 /// Every layer keeps scores of T × T per head: far below this length they exceed any device.
 const MAX_LENGTH: usize = 1 << 15;
@@ -47,7 +54,7 @@ impl Family for Gpt {
     }
 
     fn presets(&self) -> Vec<&'static str> {
-        PRESETS.iter().map(|(name, _)| *name).collect()
+        PRESETS.names()
     }
 
     fn input(&self, spec: &ModelSpec) -> std::result::Result<InputSpec, ModelError> {
@@ -55,75 +62,59 @@ impl Family for Gpt {
         Ok(InputSpec::Tokens { vocabulary_size: dimensions.vocabulary, sequence_length: dimensions.length })
     }
 
+    fn parameter_count(&self, spec: &ModelSpec) -> std::result::Result<Option<u64>, ModelError> {
+        Ok(Dimensions::of(spec)?.parameters().map(|count| count as u64))
+    }
+
     fn build(&self, context: &BuildContext<'_>) -> std::result::Result<Box<dyn Workload>, ModelError> {
         let dimensions = Dimensions::of(context.spec)?;
-        match context.precision {
-            Precision::F32 | Precision::Bf16 => {}
-            precision @ (Precision::F16 | Precision::MixedBf16 | Precision::MixedF16) => {
-                return Err(ModelError::PrecisionNotSupported { family: "gpt", precision });
-            }
-        }
-        let mut parameters = Parameters::new(context.device, context.precision.parameter_dtype(), context.seed);
+        let mut parameters = context.parameters(&["transformer."])?;
         let network = Network::create(&mut parameters, &dimensions)?;
         let mask = CausalMask::new(dimensions.length, context.device)?;
         let detached = network.detached();
-        Ok(Box::new(GptWorkload { parameters, network, detached, mask, heads: dimensions.heads }))
+        let compute = context.precision.compute_dtype();
+        Ok(Box::new(GptWorkload { parameters, network, detached, mask, heads: dimensions.heads, compute }))
     }
 }
 
 /// The dimensions of a model, validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Dimensions {
+pub(super) struct Dimensions {
     /// T: the most tokens of a sample, and the number of learned positions.
-    length: usize,
+    pub(super) length: usize,
     /// Blocks.
-    layers: usize,
+    pub(super) layers: usize,
     /// H.
-    heads: usize,
+    pub(super) heads: usize,
     /// D.
-    width: usize,
+    pub(super) width: usize,
     /// V.
-    vocabulary: usize,
+    pub(super) vocabulary: usize,
 }
 
 impl Dimensions {
     /// The preset's dimensions with the fields of the specification over them.
     fn of(spec: &ModelSpec) -> std::result::Result<Self, ModelError> {
-        let preset = spec.preset.as_deref().map(preset).transpose()?;
-        let field = |field: &'static str, given: Option<usize>, from: fn(&Dimensions) -> usize| {
-            given.or_else(|| preset.as_ref().map(from)).ok_or_else(|| ModelError::Invalid {
-                field,
-                reason: format!("it is missing (hint: give it, or a `model.preset` of {})", preset_names()),
-            })
-        };
+        spec.refuse_unread("gpt", &READ)?;
+        let base = spec.base(&PRESETS, hugging_face::gpt)?;
+        let base = |of: fn(&Self) -> usize| base.as_ref().map(of);
         let dimensions = Self {
-            length: field("sequence_length", spec.sequence_length, |preset| preset.length)?,
-            layers: field("layers", spec.layers, |preset| preset.layers)?,
-            heads: field("heads", spec.heads, |preset| preset.heads)?,
-            width: field("hidden_size", spec.hidden_size, |preset| preset.width)?,
-            vocabulary: field("vocabulary_size", spec.vocabulary_size, |preset| preset.vocabulary)?,
+            length: PRESETS.dimension("sequence_length", spec.sequence_length, base(|base| base.length))?,
+            layers: PRESETS.dimension("layers", spec.layers, base(|base| base.layers))?,
+            heads: PRESETS.dimension("heads", spec.heads, base(|base| base.heads))?,
+            width: PRESETS.dimension("hidden_size", spec.hidden_size, base(|base| base.width))?,
+            vocabulary: PRESETS.dimension("vocabulary_size", spec.vocabulary_size, base(|base| base.vocabulary))?,
         };
-        if let Some(option) = spec.options.keys().next() {
-            return Err(ModelError::Invalid {
-                field: "options",
-                reason: format!("family `gpt` has no option `{}`", option.escape_debug()),
-            });
-        }
         dimensions.validate()?;
         Ok(dimensions)
     }
 
     fn validate(&self) -> std::result::Result<(), ModelError> {
-        let between = |field, value: usize, max: usize| match value {
-            0 => Err(ModelError::Invalid { field, reason: "it is 0".to_owned() }),
-            value if value > max => Err(ModelError::Invalid { field, reason: format!("{value} is over {max}") }),
-            _ => Ok(()),
-        };
-        between("sequence_length", self.length, MAX_LENGTH)?;
-        between("layers", self.layers, MAX_LAYERS)?;
-        between("heads", self.heads, usize::MAX)?;
-        between("hidden_size", self.width, usize::MAX)?;
-        between("vocabulary_size", self.vocabulary, u32::MAX as usize)?;
+        check_range("sequence_length", self.length, MAX_LENGTH)?;
+        check_range("layers", self.layers, MAX_LAYERS)?;
+        check_range("heads", self.heads, usize::MAX)?;
+        check_range("hidden_size", self.width, usize::MAX)?;
+        check_range("vocabulary_size", self.vocabulary, u32::MAX as usize)?;
         if !self.width.is_multiple_of(self.heads) {
             return Err(ModelError::Invalid {
                 field: "heads",
@@ -156,19 +147,6 @@ impl std::fmt::Display for Dimensions {
     }
 }
 
-fn preset(name: &str) -> std::result::Result<Dimensions, ModelError> {
-    let found = PRESETS.iter().find(|(preset, _)| *preset == name);
-    found.map(|(_, dimensions)| *dimensions).ok_or_else(|| ModelError::UnknownPreset {
-        family: "gpt",
-        preset: name.to_owned(),
-        known: preset_names(),
-    })
-}
-
-fn preset_names() -> String {
-    PRESETS.map(|(name, _)| name).join(", ")
-}
-
 /// A GPT that can be trained.
 #[derive(Debug)]
 struct GptWorkload {
@@ -178,15 +156,16 @@ struct GptWorkload {
     detached: Network,
     mask: CausalMask,
     heads: usize,
+    /// The type of the activations.
+    compute: DType,
 }
 
 impl GptWorkload {
-    fn loss_of(&self, network: &Network, batch: &Batch) -> Result<Tensor> {
+    fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<GptPass<'a>> {
         let (samples, length) = batch.input.dims2()?;
+        let network = if pass.has_graph() { &self.network } else { &self.detached };
         let mask = self.mask.broadcast(samples, self.heads, length)?; // [B, H, T, T]
-        let logits = network.forward(&batch.input, &mask)?.to_dtype(DType::F32)?; // [B·T, V]
-        let targets = batch.target.flatten_all()?; // [B·T]
-        candle_nn::loss::cross_entropy(&logits, &targets) // []
+        Ok(GptPass { network, mask, target: &batch.target, compute: self.compute })
     }
 }
 
@@ -196,11 +175,40 @@ impl Workload for GptWorkload {
     }
 
     fn loss(&self, batch: &Batch) -> Result<Tensor> {
-        self.loss_of(&self.network, batch)
+        segments::loss(&self.pass(batch, Pass::Train)?, &batch.input)
     }
 
     fn evaluate(&self, batch: &Batch) -> Result<Tensor> {
-        self.loss_of(&self.detached, batch)
+        segments::loss(&self.pass(batch, Pass::Evaluate)?, &batch.input)
+    }
+
+    fn segments<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<Option<Box<dyn Segments + 'a>>> {
+        Ok(Some(Box::new(self.pass(batch, pass)?)))
+    }
+}
+
+/// A pass over one batch: the embedding, the blocks, and the head.
+struct GptPass<'a> {
+    network: &'a Network,
+    mask: Tensor,
+    target: &'a Tensor,
+    compute: DType,
+}
+
+impl Segments for GptPass<'_> {
+    fn count(&self) -> usize {
+        self.network.blocks.len() + 2
+    }
+
+    fn forward(&self, index: usize, x: &Tensor) -> Result<Tensor> {
+        if index == 0 {
+            return self.network.embed(x)?.to_dtype(self.compute); // [B, T, D]
+        }
+        if let Some(block) = self.network.blocks.get(index - 1) {
+            return block.forward(x, &self.mask); // [B, T, D]
+        }
+        let logits = self.network.logits(x)?.to_dtype(DType::F32)?; // [B·T, V]
+        candle_nn::loss::cross_entropy(&logits, &self.target.flatten_all()?) // []
     }
 }
 
@@ -265,17 +273,18 @@ impl Network {
         })
     }
 
-    fn forward(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    fn embed(&self, tokens: &Tensor) -> Result<Tensor> {
         let (samples, length) = tokens.dims2()?;
         let width = self.tokens.dim(1)?;
         let embedded = self.tokens.index_select(&tokens.flatten_all()?, 0)?; // [B·T, D]
         let embedded = embedded.reshape((samples, length, width))?; // [B, T, D]
-        let mut x = embedded.broadcast_add(&self.positions.narrow(0, 0, length)?)?; // [B, T, D]
-        for block in &self.blocks {
-            x = block.forward(&x, mask)?; // [B, T, D]
-        }
-        let rows = self.norm.forward(&x)?.reshape((samples * length, width))?; // [B·T, D]
-        rows.matmul(&self.tokens.t()?) // [B·T, V]
+        embedded.broadcast_add(&self.positions.narrow(0, 0, length)?) // [B, T, D]
+    }
+
+    fn logits(&self, x: &Tensor) -> Result<Tensor> {
+        let (samples, length, width) = x.dims3()?;
+        let rows = self.norm.forward(x)?.reshape((samples * length, width))?; // [B·T, D]
+        rows.matmul(&self.tokens.to_dtype(x.dtype())?.t()?) // [B·T, V]
     }
 
     fn detached(&self) -> Self {
@@ -293,6 +302,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
+    use crate::train::{BatchNorm, Precision};
 
     fn spec(preset: &str) -> ModelSpec {
         ModelSpec { family: "gpt".to_owned(), preset: Some(preset.to_owned()), ..ModelSpec::default() }
@@ -310,7 +320,8 @@ mod tests {
     }
 
     fn build(spec: &ModelSpec, precision: Precision) -> Box<dyn Workload> {
-        Gpt.build(&BuildContext { spec, device: &Device::Cpu, precision, seed: 1 }).unwrap()
+        Gpt.build(&BuildContext { spec, device: &Device::Cpu, precision, batch_norm: BatchNorm::Train, seed: 1 })
+            .unwrap()
     }
 
     fn batch(samples: usize, length: usize) -> Batch {
@@ -330,8 +341,8 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_numbers_of_parameters() {
-        assert_eq!(preset("gpt2").unwrap().parameters(), Some(124_439_808));
-        assert_eq!(preset("gpt2-medium").unwrap().parameters(), Some(354_823_168));
+        assert_eq!(PRESETS.get("gpt2").unwrap().parameters(), Some(124_439_808));
+        assert_eq!(PRESETS.get("gpt2-medium").unwrap().parameters(), Some(354_823_168));
     }
 
     #[test]
@@ -372,12 +383,6 @@ mod tests {
     fn an_unknown_preset_names_those_there_are() {
         let error = Gpt.input(&spec("gpt5")).unwrap_err().to_string();
         assert!(error.contains("`gpt5`") && error.contains("gpt2-medium"), "{error}");
-    }
-
-    #[test]
-    fn a_precision_that_is_not_built_yet_is_refused() {
-        let context = BuildContext { spec: &tiny(), device: &Device::Cpu, precision: Precision::F16, seed: 1 };
-        assert!(matches!(Gpt.build(&context), Err(ModelError::PrecisionNotSupported { .. })));
     }
 
     #[test]

@@ -9,41 +9,36 @@
 //! the contract tests run over it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use candle_core::{Device, Tensor};
-use serde::{Deserialize, Serialize};
 
 use crate::data::{Batch, InputSpec};
-use crate::train::Precision;
+use crate::train::{BatchNorm, Precision};
 
+pub mod batch_norm;
+pub mod bert;
 #[cfg(test)]
-mod contract;
+pub(crate) mod contract;
+pub mod convolution;
+#[cfg(test)]
+mod fixture;
 pub mod gpt;
+mod hugging_face;
 pub mod layers;
+pub mod linear;
+pub mod llama;
+pub mod max_pool;
 pub mod parameters;
+pub mod resnet;
+pub mod segments;
+pub mod spec;
+mod weights;
 
-pub use parameters::Parameters;
-
-/// Which model to train, as a plan holds it. Fields that are `None` come from the preset.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ModelSpec {
-    /// The family's name in the registry.
-    pub family: String,
-    /// A named set of dimensions of that family.
-    pub preset: Option<String>,
-    /// Tokens per sample.
-    pub sequence_length: Option<usize>,
-    /// Blocks, one after the other.
-    pub layers: Option<usize>,
-    /// Attention heads.
-    pub heads: Option<usize>,
-    /// Width of the residual stream.
-    pub hidden_size: Option<usize>,
-    /// Distinct tokens.
-    pub vocabulary_size: Option<usize>,
-    /// Settings of a family that batchtune does not know, handed to it unread.
-    pub options: serde_json::Map<String, serde_json::Value>,
-}
+pub use parameters::{Buffers, Parameters};
+pub use segments::{Pass, Segments};
+pub use spec::ModelSpec;
+pub use weights::Weights;
 
 /// What a family gets to build a workload with.
 #[derive(Clone, Copy, Debug)]
@@ -52,10 +47,24 @@ pub struct BuildContext<'a> {
     pub spec: &'a ModelSpec,
     /// Where the parameters are to live.
     pub device: &'a Device,
-    /// The type of the parameters and the activations.
+    /// The types of the parameters and the activations.
     pub precision: Precision,
+    /// What batch normalisation does in training.
+    pub batch_norm: BatchNorm,
     /// The seed of the initialisation.
     pub seed: u64,
+}
+
+impl BuildContext<'_> {
+    /// An empty set of parameters for the model, with the values of `model.weights` where there are some. Tensors in
+    /// that file may have one of the `prefixes` before the parameter's name.
+    pub fn parameters(&self, prefixes: &'static [&'static str]) -> Result<Parameters, ModelError> {
+        let parameters = Parameters::new(self.device, self.precision.parameter_dtype(), self.seed);
+        Ok(match &self.spec.weights {
+            Some(path) => parameters.with_weights(Weights::open(path, prefixes)?),
+            None => parameters,
+        })
+    }
 }
 
 /// A kind of model.
@@ -71,6 +80,11 @@ pub trait Family: Send + Sync {
     /// What a batch for this model looks like, so that a dataset can be made to fit.
     fn input(&self, spec: &ModelSpec) -> Result<InputSpec, ModelError>;
 
+    /// Scalar parameters of a model, without building it; `None` where the family cannot say.
+    fn parameter_count(&self, _spec: &ModelSpec) -> Result<Option<u64>, ModelError> {
+        Ok(None)
+    }
+
     /// Builds the model with initialised parameters.
     fn build(&self, context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError>;
 }
@@ -84,6 +98,11 @@ pub trait Workload {
     /// The trainable parameters.
     fn parameters(&self) -> &Parameters;
 
+    /// What the model keeps beside its parameters and no gradient reaches; `None` where it keeps nothing.
+    fn buffers(&self) -> Option<&Buffers> {
+        None
+    }
+
     /// The mean loss over the batch: a scalar, differentiable with respect to the parameters.
     fn loss(&self, batch: &Batch) -> candle_core::Result<Tensor>;
 
@@ -93,6 +112,12 @@ pub trait Workload {
     /// the loss is dropped. A family that can run over detached parameters does so and needs far less.
     fn evaluate(&self, batch: &Batch) -> candle_core::Result<Tensor> {
         self.loss(batch)
+    }
+
+    /// The loss of a batch cut into segments, one after the other, which is what gradient checkpointing needs; `None`
+    /// where the model is of one piece.
+    fn segments<'a>(&'a self, _batch: &'a Batch, _pass: Pass) -> candle_core::Result<Option<Box<dyn Segments + 'a>>> {
+        Ok(None)
     }
 }
 
@@ -105,7 +130,7 @@ pub struct Registry {
 impl Registry {
     /// A registry with the families that come with batchtune.
     pub fn builtin() -> Self {
-        Self::default().with(gpt::Gpt)
+        Self::default().with(gpt::Gpt).with(llama::Llama).with(bert::Bert).with(resnet::ResNet)
     }
 
     /// Adds a family. One of the same name is replaced.
@@ -132,7 +157,7 @@ impl Registry {
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// No family of that name.
-    #[error("unknown model family `{name}`, expected one of: {known}")]
+    #[error("unknown model family `{name}`, expected one of: {known}{}", spec::suggestion(name, known))]
     UnknownFamily {
         /// What was asked for.
         name: String,
@@ -140,7 +165,10 @@ pub enum ModelError {
         known: String,
     },
     /// No preset of that name.
-    #[error("unknown preset `{preset}` of family `{family}`, expected one of: {known}")]
+    #[error(
+        "unknown preset `{preset}` of family `{family}`, expected one of: {known}{}",
+        spec::suggestion(preset, known)
+    )]
     UnknownPreset {
         /// The family.
         family: &'static str,
@@ -164,6 +192,25 @@ pub enum ModelError {
         family: &'static str,
         /// What was asked for.
         precision: Precision,
+    },
+    /// Batch norm over all replicas, where there is one.
+    #[error("`train.batch_norm: sync` needs more than one replica (hint: `train` or `frozen`)")]
+    SyncWithoutReplicas,
+    /// A file of weights that cannot be read.
+    #[error("cannot read `model.weights` `{}`: {reason}", path.display())]
+    Weights {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A `config.json` that cannot be read, or is not the family's.
+    #[error("cannot use `model.config` `{}`: {reason}", path.display())]
+    Config {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
     },
     /// candle could not build it.
     #[error("cannot build the model")]

@@ -4,15 +4,17 @@
 //! every process allocate in another order. So parameters are made from our own generator and kept sorted by name.
 //!
 //! Parameters are what an optimizer changes. What a model keeps but no gradient reaches (the running statistics of a
-//! batch norm) does not belong here: such buffers get a registry of their own when the first family needs one.
+//! batch norm) does not belong there: such tensors are [`Buffers`], a registry of its own.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+
+use super::weights::Weights;
 
 /// Values drawn from one generator. A parameter of more is cut into such chunks, each with its own seed, so that they
 /// can be filled side by side: GPT-2 medium has 355 million values, and a trial should not wait seconds for them.
@@ -39,12 +41,24 @@ pub struct Parameters {
     seed: u64,
     dtype: DType,
     device: Device,
+    weights: Option<Arc<Weights>>,
 }
 
 impl Parameters {
     /// An empty set whose parameters will live on `device` with type `dtype`.
     pub fn new(device: &Device, dtype: DType, seed: u64) -> Self {
-        Self { variables: BTreeMap::new(), seed, dtype, device: device.clone() }
+        Self { variables: BTreeMap::new(), seed, dtype, device: device.clone(), weights: None }
+    }
+
+    /// The same with values from a file in place of the seeded ones. Parameters that are made from then on must be in
+    /// it.
+    pub fn with_weights(self, weights: Weights) -> Self {
+        Self { weights: Some(Arc::new(weights)), ..self }
+    }
+
+    /// An empty set of buffers beside these parameters: f32, with values from the same file.
+    pub fn buffers(&self) -> Buffers {
+        Buffers { variables: BTreeMap::new(), device: self.device.clone(), weights: self.weights.clone() }
     }
 
     /// Makes a parameter. Its values depend on the seed and its name alone, not on the order of creation.
@@ -54,7 +68,10 @@ impl Parameters {
         }
         let count = shape.iter().try_fold(1_usize, |count, &size| count.checked_mul(size));
         let Some(count) = count else { candle_core::bail!("parameter `{name}` of shape {shape:?} is too large") };
-        let values = initial_values(name, count, init, self.seed ^ name_hash(name))?;
+        let values = match &self.weights {
+            Some(weights) => weights.values(name, shape)?,
+            None => initial_values(name, count, init, self.seed ^ name_hash(name))?,
+        };
         let tensor = Tensor::from_vec(values, shape, &self.device)?.to_dtype(self.dtype)?;
         let variable = Var::from_tensor(&tensor)?;
         let tensor = variable.as_tensor().clone();
@@ -85,6 +102,36 @@ impl Parameters {
     /// Number of scalar parameters.
     pub fn elements(&self) -> usize {
         self.variables.values().map(|variable| variable.elem_count()).sum()
+    }
+}
+
+/// What a model keeps beside its parameters, sorted by name: running statistics, which training changes and no gradient
+/// reaches. Always f32, whatever the precision: they are sums over many batches.
+#[derive(Debug)]
+pub struct Buffers {
+    variables: BTreeMap<String, Var>,
+    device: Device,
+    weights: Option<Arc<Weights>>,
+}
+
+impl Buffers {
+    /// Makes a buffer with this value in every place.
+    pub fn create(&mut self, name: &str, shape: &[usize], value: f32) -> Result<Var> {
+        if self.variables.contains_key(name) {
+            candle_core::bail!("buffer `{name}` is created twice");
+        }
+        let tensor = match &self.weights {
+            Some(weights) => Tensor::from_vec(weights.values(name, shape)?, shape, &self.device)?,
+            None => Tensor::full(value, shape, &self.device)?.contiguous()?,
+        };
+        let variable = Var::from_tensor(&tensor)?;
+        self.variables.insert(name.to_owned(), variable.clone());
+        Ok(variable)
+    }
+
+    /// Every buffer with its name, in name order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Var)> {
+        self.variables.iter().map(|(name, variable)| (name.as_str(), variable))
     }
 }
 

@@ -12,7 +12,7 @@ use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use serde_json::{Map, Value, json};
 
 use super::optimizer::Optimizer;
-use crate::model::Parameters;
+use crate::model::{Buffers, Parameters, Workload};
 
 /// Values that are copied to the host at a time.
 const CHUNK_VALUES: usize = 1 << 20;
@@ -37,12 +37,28 @@ pub(super) enum CheckpointError {
     Candle(#[from] candle_core::Error),
 }
 
+/// What a checkpoint holds.
+pub(super) struct Contents<'a> {
+    parameters: &'a Parameters,
+    buffers: Option<&'a Buffers>,
+    optimizer: &'a dyn Optimizer,
+}
+
+impl<'a> Contents<'a> {
+    /// A workload with its optimizer.
+    pub(super) fn of(workload: &'a dyn Workload, optimizer: &'a dyn Optimizer) -> Self {
+        Self { parameters: workload.parameters(), buffers: workload.buffers(), optimizer }
+    }
+}
+
 /// Writes the checkpoint and returns its bytes. The file appears whole or not at all.
-pub(super) fn write(path: &Path, parameters: &Parameters, optimizer: &dyn Optimizer) -> Result<u64, CheckpointError> {
+pub(super) fn write(path: &Path, contents: &Contents<'_>) -> Result<u64, CheckpointError> {
+    let Contents { parameters, buffers, optimizer } = *contents;
     let state = optimizer.state();
     let state = state.iter().map(|(name, variable)| (format!("optimizer.{name}"), variable.as_tensor()));
+    let kept = parameters.iter().chain(buffers.into_iter().flat_map(Buffers::iter));
     let tensors: Vec<(String, &Tensor)> =
-        parameters.iter().map(|(name, variable)| (name.to_owned(), variable.as_tensor())).chain(state).collect();
+        kept.map(|(name, variable)| (name.to_owned(), variable.as_tensor())).chain(state).collect();
     let header = header(&tensors, optimizer.updates())?;
 
     let failed = |source| CheckpointError::Write { path: path.to_owned(), source };
@@ -151,13 +167,36 @@ mod tests {
         parameters
     }
 
+    fn write_parameters(
+        path: &Path,
+        parameters: &Parameters,
+        optimizer: &dyn Optimizer,
+    ) -> Result<u64, CheckpointError> {
+        write(path, &Contents { parameters, buffers: None, optimizer })
+    }
+
+    #[test]
+    fn buffers_and_velocities_are_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("checkpoint");
+        let parameters = parameters(DType::BF16);
+        let mut buffers = parameters.buffers();
+        buffers.create("norm.running_mean", &[3], 0.25).unwrap();
+        let optimizer = Sgd::new(&parameters, 0.1, 0.9).unwrap();
+        write(&path, &Contents { parameters: &parameters, buffers: Some(&buffers), optimizer: &optimizer }).unwrap();
+        let read = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
+        assert_eq!(read.len(), 2 + 1 + 2);
+        assert_eq!(read["norm.running_mean"].to_vec1::<f32>().unwrap(), [0.25; 3]);
+        assert_eq!(read["optimizer.small.velocity"].dims(), [3, 5]);
+    }
+
     #[test]
     fn tensors_longer_than_the_buffer_read_back_exactly() {
         let folder = tempfile::tempdir().unwrap();
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             let path = folder.path().join(format!("{dtype:?}"));
             let parameters = parameters(dtype);
-            write(&path, &parameters, &Sgd::new(&parameters, 0.1)).unwrap();
+            write_parameters(&path, &parameters, &Sgd::new(&parameters, 0.1, 0.0).unwrap()).unwrap();
             let read = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
             assert_eq!(read.len(), 2);
             for (name, variable) in parameters.iter() {
@@ -175,7 +214,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("checkpoint");
         let parameters = parameters(DType::F32);
-        write(&path, &parameters, &AdamW::new(&parameters, 0.1).unwrap()).unwrap();
+        write_parameters(&path, &parameters, &AdamW::new(&parameters, 0.1).unwrap()).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
         assert_eq!(header.metadata().as_ref().unwrap()["updates"], "0");
@@ -214,7 +253,7 @@ mod tests {
         let taken = folder.path().join("taken");
         std::fs::create_dir(&taken).unwrap();
         let parameters = parameters(DType::F32);
-        let error = write(&taken, &parameters, &Sgd::new(&parameters, 0.1));
+        let error = write_parameters(&taken, &parameters, &Sgd::new(&parameters, 0.1, 0.0).unwrap());
         assert!(matches!(error, Err(CheckpointError::Write { .. })), "{error:?}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }

@@ -8,27 +8,41 @@
 use std::collections::BTreeMap;
 
 use candle_core::backprop::GradStore;
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use crate::model::Parameters;
 
 /// The sum of the gradients since the last update, by the parameters' names.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Gradients {
     sums: BTreeMap<String, Tensor>,
     micro_batches: u32,
+    loss_scale: f64,
+}
+
+impl Default for Gradients {
+    fn default() -> Self {
+        Self { sums: BTreeMap::new(), micro_batches: 0, loss_scale: 1.0 }
+    }
 }
 
 impl Gradients {
     /// Adds the gradients of one micro-batch. Parameters that it did not reach keep their sum.
-    pub fn add(&mut self, parameters: &Parameters, mut store: GradStore) -> Result<()> {
+    pub fn add(&mut self, parameters: &Parameters, store: GradStore) -> Result<()> {
+        self.take(parameters, store)?;
+        self.end_micro_batch();
+        Ok(())
+    }
+
+    /// Adds a part of the gradients of one micro-batch.
+    pub(super) fn take(&mut self, parameters: &Parameters, mut store: GradStore) -> Result<()> {
         // candle leaves the operations that made a parameter's gradient attached to it, and they hold activations.
         // All are detached, and the rest of the store is dropped, before the first sum asks for memory.
         let taken: Vec<(&str, Tensor)> = parameters
             .iter()
             .filter_map(|(name, variable)| store.remove(variable).map(|gradient| (name, gradient.detach())))
             .collect();
-        drop(store);
+        drop_in_order(store);
         for (name, gradient) in taken {
             let sum = match self.sums.remove(name) {
                 Some(sum) => (sum + gradient)?,
@@ -36,8 +50,40 @@ impl Gradients {
             };
             self.sums.insert(name.to_owned(), sum);
         }
-        self.micro_batches += 1;
         Ok(())
+    }
+
+    /// Counts the micro-batch whose gradients were taken.
+    pub(super) fn end_micro_batch(&mut self) {
+        self.micro_batches += 1;
+    }
+
+    /// The loss to go backward from: in f32, and times what the gradients are scaled by.
+    pub(super) fn scaled(&self, loss: &Tensor) -> Result<Tensor> {
+        if self.is_scaled() { loss.to_dtype(DType::F32)?.affine(self.loss_scale, 0.0) } else { Ok(loss.clone()) }
+    }
+
+    fn is_scaled(&self) -> bool {
+        self.loss_scale.to_bits() != 1.0_f64.to_bits()
+    }
+
+    /// Scales the losses of the micro-batches from now on; only while no gradients are held.
+    pub(super) fn scale_losses_by(&mut self, loss_scale: f64) {
+        self.loss_scale = loss_scale;
+    }
+
+    /// Whether every gradient is finite. One number is read from the device, whatever the number of parameters: a sum
+    /// in f32 is not finite if any of its terms is not.
+    pub fn are_finite(&self) -> Result<bool> {
+        let mut total: Option<Tensor> = None;
+        for sum in self.sums.values() {
+            let sum = sum.to_dtype(DType::F32)?.sum_all()?; // []
+            total = Some(match total {
+                Some(total) => (total + sum)?,
+                None => sum,
+            });
+        }
+        total.map_or(Ok(true), |total| Ok(total.to_scalar::<f32>()?.is_finite()))
     }
 
     /// Micro-batches summed.
@@ -47,11 +93,15 @@ impl Gradients {
 
     /// The mean over the micro-batches of one parameter's gradient. Each micro-batch's loss is a mean over its
     /// samples, so with micro-batches of one size this is the gradient of the whole batch's mean loss.
+    ///
+    /// Without the loss scale. A gradient in f16 comes out in f32: what the scale kept from vanishing would vanish now.
     pub fn mean(&self, name: &str) -> Result<Option<Tensor>> {
-        match self.sums.get(name) {
-            Some(sum) if self.micro_batches > 1 => Ok(Some((sum * (1.0 / f64::from(self.micro_batches)))?)),
-            sum => Ok(sum.cloned()),
+        let Some(sum) = self.sums.get(name) else { return Ok(None) };
+        let sum = if sum.dtype() == DType::F16 { sum.to_dtype(DType::F32)? } else { sum.clone() };
+        if self.micro_batches > 1 || self.is_scaled() {
+            return Ok(Some((sum * (1.0 / (f64::from(self.micro_batches) * self.loss_scale)))?));
         }
+        Ok(Some(sum))
     }
 
     /// Names of the parameters without a gradient, in order.
@@ -73,9 +123,22 @@ impl Gradients {
     }
 }
 
+/// Drops what is left of a store in the order in which its tensors were made: by itself it goes in hash order, which is
+/// another one in every process, and a trace would have its frees where they happened to fall.
+fn drop_in_order(store: GradStore) {
+    let mut left: Vec<(String, Tensor)> = store
+        .get_ids()
+        // A number that nothing but its text gives away.
+        .filter_map(|id| Some((format!("{id:?}"), store.get_id(*id)?.clone())))
+        .collect();
+    drop(store);
+    left.sort_by(|(a, _), (b, _)| (a.len(), a).cmp(&(b.len(), b)));
+    left.into_iter().for_each(drop);
+}
+
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device};
+    use candle_core::Device;
 
     use super::*;
     use crate::model::parameters::Init;
@@ -137,6 +200,39 @@ mod tests {
         gradients.add(&parameters, backward(&parameters, 1.0)).unwrap();
         assert_eq!(gradients.unreached(&parameters), ["unused"]);
         assert!(gradients.mean("unused").unwrap().is_none());
+    }
+
+    #[test]
+    fn the_loss_scale_is_gone_from_the_mean_and_found_where_it_overflows() {
+        let parameters = parameters();
+        let mut plain = Gradients::default();
+        plain.add(&parameters, backward(&parameters, 1.0)).unwrap();
+        let mut scaled = Gradients::default();
+        scaled.scale_losses_by(1024.0);
+        for _ in 0..2 {
+            scaled.add(&parameters, backward(&parameters, 1024.0)).unwrap();
+        }
+        let of = |gradients: &Gradients| values(&gradients.mean("a").unwrap().unwrap());
+        // A power of two changes no digit.
+        assert_eq!(of(&plain), of(&scaled));
+        assert!(scaled.are_finite().unwrap() && Gradients::default().are_finite().unwrap());
+        scaled.add(&parameters, backward(&parameters, f64::INFINITY)).unwrap();
+        assert!(!scaled.are_finite().unwrap());
+    }
+
+    #[test]
+    fn a_gradient_in_f16_is_unscaled_in_f32() {
+        let mut parameters = Parameters::new(&Device::Cpu, DType::F16, 1);
+        let variable = parameters.create("a", &[4], Init::Constant(1.0)).unwrap();
+        let mut gradients = Gradients::default();
+        gradients.scale_losses_by(65536.0);
+        let loss = variable.to_dtype(DType::F32).unwrap().affine(1e-7, 0.0).unwrap().sum_all().unwrap();
+        let loss = gradients.scaled(&loss).unwrap();
+        gradients.add(&parameters, loss.backward().unwrap()).unwrap();
+        let mean = gradients.mean("a").unwrap().unwrap();
+        assert_eq!(mean.dtype(), DType::F32);
+        // f16 has 6e-8 and 1.2e-7 and nothing between.
+        assert!(values(&mean).iter().all(|value| (value - 1e-7).abs() < 1e-10), "{mean}");
     }
 
     #[test]

@@ -9,8 +9,12 @@ use candle_core::DType;
 use serde::{Deserialize, Serialize};
 
 mod checkpoint;
+#[cfg(test)]
+mod contract;
 pub mod gradients;
+mod loss_scale;
 pub mod optimizer;
+mod recompute;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod trainer;
@@ -43,6 +47,16 @@ impl Precision {
             Self::F32 | Self::MixedBf16 | Self::MixedF16 => DType::F32,
             Self::Bf16 => DType::BF16,
             Self::F16 => DType::F16,
+        }
+    }
+
+    /// The type of the activations. Layers convert a parameter to the type of what they apply it to, so this decides
+    /// what a model computes in.
+    pub fn compute_dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 | Self::MixedBf16 => DType::BF16,
+            Self::F16 | Self::MixedF16 => DType::F16,
         }
     }
 }
@@ -123,6 +137,8 @@ pub struct TrainSpec {
     pub optimizer: OptimizerKind,
     /// Step size of the optimizer.
     pub learning_rate: f64,
+    /// Share of the last step that SGD's next one keeps.
+    pub momentum: f64,
     /// Recomputation.
     pub gradient_checkpointing: GradientCheckpointing,
     /// Batch normalisation.

@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Tensor};
 
-use super::TrainSpec;
-use super::checkpoint::{self, CheckpointError};
+use super::checkpoint::{self, CheckpointError, Contents};
 use super::gradients::Gradients;
+use super::loss_scale::LossScale;
 use super::optimizer::{self, Optimizer};
+use super::recompute::Recomputed;
+use super::{GradientCheckpointing, TrainSpec};
 use crate::data::Batch;
 use crate::device::{DeviceSession, StepError};
 use crate::memory::Phase;
@@ -35,6 +37,9 @@ pub struct Trainer {
     workload: Box<dyn Workload>,
     optimizer: Box<dyn Optimizer>,
     gradients: Gradients,
+    checkpointing: GradientCheckpointing,
+    /// `None` where gradients have the range of f32.
+    loss_scale: Option<LossScale>,
     /// `None` before the first step.
     unreached: Option<Vec<String>>,
 }
@@ -43,7 +48,13 @@ impl Trainer {
     /// Builds the optimizer state for every parameter, in name order.
     pub fn new(workload: Box<dyn Workload>, spec: &TrainSpec) -> candle_core::Result<Self> {
         let optimizer = optimizer::build(workload.parameters(), spec)?;
-        Ok(Self { workload, optimizer, gradients: Gradients::default(), unreached: None })
+        let loss_scale = (spec.precision.compute_dtype() == DType::F16).then(LossScale::default);
+        let mut gradients = Gradients::default();
+        if let Some(loss_scale) = loss_scale {
+            gradients.scale_losses_by(loss_scale.scale());
+        }
+        let checkpointing = spec.gradient_checkpointing;
+        Ok(Self { workload, optimizer, gradients, checkpointing, loss_scale, unreached: None })
     }
 
     /// The workload.
@@ -51,39 +62,55 @@ impl Trainer {
         self.workload.as_ref()
     }
 
+    /// The gradients since the last update.
+    pub fn gradients(&self) -> &Gradients {
+        &self.gradients
+    }
+
     /// One step: forward, loss, backward; the gradients are added to those since the last update.
     pub fn step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
-        let (forward, (loss, value)) = in_phase(session, Phase::Forward, || {
-            let loss = self.workload.loss(batch)?; // []
-            let value = scalar(&loss)?; // []
-            Ok((loss, value))
+        let (workload, gradients) = (self.workload.as_ref(), &mut self.gradients);
+        let (forward, (pass, value)) = in_phase(session, Phase::Forward, || {
+            let pass = Pass::forward(workload, batch, self.checkpointing)?;
+            let value = scalar(pass.loss())?; // []
+            Ok((pass, value))
         })?;
-        let parameters = self.workload.parameters();
-        let gradients = &mut self.gradients;
-        let (backward, ()) = in_phase(session, Phase::Backward, || {
-            let store = loss.backward()?;
-            // The graph goes before the gradients are summed: nobody needs its activations any more.
-            drop(loss);
-            gradients.add(parameters, store)
-        })?;
+        let (backward, ()) = in_phase(session, Phase::Backward, || pass.backward(workload, gradients))?;
         if self.unreached.is_none() {
             self.unreached = Some(self.gradients.unreached(self.workload.parameters()));
         }
         Ok(MicroBatch { loss: read(&value, session)?, forward, backward })
     }
 
-    /// The optimizer step over the mean of the accumulated gradients; drops them. Without any it does nothing.
+    /// The optimizer step over the mean of the accumulated gradients; drops them. Without any it does nothing. Where losses
+    /// are scaled and a gradient is not finite, the step is skipped and the scale lowered.
     pub fn update(&mut self, session: &mut dyn DeviceSession) -> Result<Duration, StepError> {
         if self.gradients.micro_batches() == 0 {
             return Ok(Duration::ZERO);
         }
-        let (optimizer, gradients) = (&mut self.optimizer, &mut self.gradients);
+        let (optimizer, gradients, loss_scale) = (&mut self.optimizer, &mut self.gradients, &mut self.loss_scale);
         let (time, ()) = in_phase(session, Phase::Optimizer, || {
-            optimizer.step(gradients)?;
+            let is_good = loss_scale.is_none() || gradients.are_finite()?;
+            if is_good {
+                optimizer.step(gradients)?;
+            }
             gradients.clear();
+            if let Some(loss_scale) = loss_scale {
+                if is_good {
+                    loss_scale.good()
+                } else {
+                    loss_scale.bad()
+                }
+                gradients.scale_losses_by(loss_scale.scale());
+            }
             Ok(())
         })?;
         Ok(time)
+    }
+
+    /// Whether gradients are not finite at any scale of the loss, though the loss may be.
+    pub fn has_diverged(&self) -> bool {
+        self.loss_scale.is_some_and(LossScale::is_lost)
     }
 
     /// The loss of held-out data, without a graph where the workload can do without one.
@@ -97,10 +124,10 @@ impl Trainer {
         self.unreached.as_deref().unwrap_or_default()
     }
 
-    /// Writes parameters and optimizer state as safetensors; returns the bytes written.
+    /// Writes parameters, buffers and optimizer state as safetensors; returns the bytes written.
     pub fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
         session.begin_phase(Phase::Checkpoint);
-        let written = checkpoint::write(path, self.workload.parameters(), self.optimizer.as_ref());
+        let written = checkpoint::write(path, &Contents::of(self.workload(), self.optimizer.as_ref()));
         let ended = session.end_phase();
         if let Err(error @ StepError::OutOfMemory(_)) = ended {
             return Err(error);
@@ -110,6 +137,49 @@ impl Trainer {
             CheckpointError::Write { .. } => StepError::Workload(with_causes(&error)),
         })?;
         ended.map(|()| bytes)
+    }
+}
+
+/// A forward pass that waits for its backward pass.
+enum Pass<'a> {
+    /// The loss with the whole graph.
+    Whole(Tensor),
+    /// With that of the last segment.
+    Recomputed(Recomputed<'a>),
+}
+
+impl<'a> Pass<'a> {
+    fn forward(
+        workload: &'a dyn Workload,
+        batch: &'a Batch,
+        checkpointing: GradientCheckpointing,
+    ) -> candle_core::Result<Self> {
+        match checkpointing {
+            GradientCheckpointing::Blocks => Recomputed::forward(workload, batch).map(Self::Recomputed),
+            // What is still to be decided is not decided here.
+            GradientCheckpointing::None | GradientCheckpointing::Auto => workload.loss(batch).map(Self::Whole),
+        }
+    }
+
+    fn loss(&self) -> &Tensor {
+        match self {
+            Self::Whole(loss) => loss,
+            Self::Recomputed(pass) => pass.loss(),
+        }
+    }
+
+    fn backward(self, workload: &dyn Workload, gradients: &mut Gradients) -> candle_core::Result<()> {
+        match self {
+            Self::Whole(loss) => {
+                let root = gradients.scaled(&loss)?; // []
+                drop(loss);
+                let store = root.backward()?;
+                // The graph goes before the gradients are summed: nobody needs its activations any more.
+                drop(root);
+                gradients.add(workload.parameters(), store)
+            }
+            Self::Recomputed(pass) => pass.backward(gradients),
+        }
     }
 }
 

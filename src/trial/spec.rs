@@ -52,6 +52,11 @@ impl Point {
     pub fn trial_accumulation(&self) -> usize {
         self.accumulation_steps.clamp(1, 2)
     }
+
+    /// Page-locked batches: those that are staged on the device, and the one to come. 0 where batches are pageable.
+    pub fn pinned_batches(&self) -> usize {
+        if self.pin_memory { self.device_prefetch.saturating_add(1) } else { 0 }
+    }
 }
 
 impl fmt::Display for Point {

@@ -7,6 +7,7 @@ use crate::config::leaf::number::Whole;
 use crate::config::leaf::text::Text;
 use crate::config::problem::ProblemKind;
 use crate::config::sections::data::Length;
+use crate::config::sections::model::ModelFile;
 use crate::data::SourceKind;
 
 impl Checks<'_> {
@@ -96,6 +97,12 @@ impl Checks<'_> {
             return None;
         }
         self.existing(key, data.tokenizer.as_ref()?)
+    }
+
+    /// A file of the model's, absolute.
+    pub(super) fn model_file(&mut self, key: &str, of: fn(&ModelFile) -> Option<&Text>) -> Option<PathBuf> {
+        let written = self.file.model.as_ref().and_then(of)?;
+        if self.sound(&[key]) { self.existing(key, written) } else { None }
     }
 
     /// The absolute path of what a key names.

@@ -70,6 +70,25 @@ impl Leaf for LearningRate {
     }
 }
 
+/// The share of its last step that an optimizer keeps: a number from 0 to below 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize)]
+#[serde(transparent)]
+pub struct Momentum(pub f64);
+
+impl Leaf for Momentum {
+    fn expecting(f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number from 0 to below 1, such as `0.9`")
+    }
+
+    fn from_whole(number: u64) -> Option<Self> {
+        Self::from_real(number as f64)
+    }
+
+    fn from_real(number: f64) -> Option<Self> {
+        (0.0..1.0).contains(&number).then_some(Self(number))
+    }
+}
+
 /// A multiple: a number from 0 to 100.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]
@@ -112,6 +131,7 @@ impl Leaf for Version {
 deserialize_leaf! {
     [const MIN: u64, const MAX: u64] Whole<MIN, MAX>;
     [] LearningRate;
+    [] Momentum;
     [] Factor;
     [] Version;
 }
@@ -119,6 +139,7 @@ deserialize_leaf! {
 leaf_schema! {
     [const MIN: u64, const MAX: u64] Whole<MIN, MAX> => { "type": "integer", "minimum": MIN, "maximum": MAX };
     [] LearningRate => { "type": "number", "exclusiveMinimum": 0, "maximum": 100 };
+    [] Momentum => { "type": "number", "minimum": 0, "exclusiveMaximum": 1 };
     [] Factor => { "type": "number", "minimum": 0, "maximum": 100 };
     [] Version => { "type": "integer", "const": 1 };
 }

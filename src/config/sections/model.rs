@@ -31,6 +31,28 @@ pub struct ModelFile {
     /// Distinct tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocabulary_size: Option<Whole<1, 16_777_216>>,
+    /// Heads of keys and values, where several heads of queries share one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_value_heads: Option<Whole<1, 65_536>>,
+    /// Width of the hidden layer of a block's network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub intermediate_size: Option<Whole<1, 16_777_216>>,
+    /// Pixels of an image's side.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_size: Option<Whole<1, 65_536>>,
+    /// Pixels of a patch's side.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patch_size: Option<Whole<1, 65_536>>,
+    /// Distinct classes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classes: Option<Whole<1, 16_777_216>>,
+    /// A safetensors file with values for the parameters, relative to the configuration file; by default they are drawn
+    /// from the seed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<Text>,
+    /// A config.json of Hugging Face's, relative to the configuration file; it stands where a preset would.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config: Option<Text>,
     /// Settings of a family that batchtune does not know, handed to it unread.
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
     pub options: serde_json::Map<String, serde_json::Value>,

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::leaf::choice::Choice;
-use crate::config::leaf::number::LearningRate;
+use crate::config::leaf::number::{LearningRate, Momentum};
 use crate::train::{BatchNorm, GradientCheckpointing, OptimizerKind, Precision};
 
 /// How to train.
@@ -17,6 +17,8 @@ pub struct TrainFile {
     pub optimizer: Choice<OptimizerKind>,
     /// The optimizer's step size.
     pub learning_rate: LearningRate,
+    /// For SGD: the share of the last step that the next one keeps.
+    pub momentum: Momentum,
     /// Whether activations are recomputed in the backward pass; auto makes it part of the search.
     pub gradient_checkpointing: Choice<GradientCheckpointing>,
     /// What batch normalisation does while training.
@@ -29,6 +31,7 @@ impl Default for TrainFile {
             precision: Choice::default(),
             optimizer: Choice::default(),
             learning_rate: LearningRate(3e-4),
+            momentum: Momentum::default(),
             gradient_checkpointing: Choice::default(),
             batch_norm: Choice::default(),
         }

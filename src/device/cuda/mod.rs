@@ -21,8 +21,10 @@ mod classify;
 pub mod hook;
 mod kernels;
 mod ledger;
+mod page_locked;
 pub mod pool;
 mod session;
+mod staging;
 
 pub use session::CudaSession;
 

@@ -10,8 +10,10 @@ use super::card::Card;
 use super::claim::Claim;
 use super::classify::{self, Cause};
 use super::pool::{Pool, PoolFigures};
+use super::staging::CudaStager;
 use super::{context, current_pool, driver_error, hook, kernels};
 use crate::device::limit;
+use crate::device::staging::Stager;
 use crate::device::{
     AllocatorKind, DeviceChoice, DeviceError, DeviceFacts, DeviceSession, EventSink, LargestRequest, LimitSpec,
     MemorySample, Phase, PoolState, StepError, facts,
@@ -35,6 +37,7 @@ const SELF_CHECK_BYTES: usize = 3 * 1024 * 1024 + 7;
 /// It stays on its thread. candle launches everything on the calling thread's default stream, so a tensor made on
 /// another thread belongs to another stream; and cudarc's own bookkeeping of streams, which makes two events for every
 /// allocation, is off (see [`open`](Self::open)).
+/// [`staging`](super::staging) has a second stream and orders it against the first itself.
 pub struct CudaSession {
     candle: Device,
     stream: Arc<CudaStream>,
@@ -60,10 +63,12 @@ impl CudaSession {
         let candle = Device::new_cuda(ordinal).map_err(|source| open_error(device, source))?;
         let cuda = candle.as_cuda_device().map_err(|source| open_error(device, source))?;
         // SAFETY: cudarc's events order the uses of a slice across several streams. Here all work is launched, and
-        // all tensors are made and dropped, on the training thread, whose default stream is the only one: candle's
-        // device has no other, and the loader's threads hand over host memory only. cudarc itself records no event
-        // either way until somebody asks its context for a second stream (`is_in_multi_stream_mode`), so nothing that
-        // held with tracking on is lost; what goes is the making and destroying of two events for every tensor.
+        // all tensors are made and dropped, on the training thread, whose default stream is the only one that cudarc
+        // knows: candle's device has no other, and the loader's threads hand over host memory only. The one stream
+        // beside it, for copies of batches, is made past cudarc and ordered by events of its own (`staging`). cudarc
+        // itself records no event either way until somebody asks its context for a second stream
+        // (`is_in_multi_stream_mode`), so nothing that held with tracking on is lost; what goes is the making and
+        // destroying of two events for every tensor.
         unsafe { cuda.disable_event_tracking() };
         let stream = cuda.cuda_stream();
         kernels::load(&candle).map_err(|source| open_error(device, source))?;
@@ -332,6 +337,12 @@ impl DeviceSession for CudaSession {
         self.pump();
         self.sink = sink;
         self.restart_recording();
+    }
+
+    fn stager(&mut self) -> Result<Option<Box<dyn Stager>>, StepError> {
+        let candle = self.candle.as_cuda_device().map_err(|error| self.classify(&error))?;
+        let stager = CudaStager::new(candle, &self.context).map_err(Self::device_error)?;
+        Ok(Some(Box::new(stager)))
     }
 
     fn classify(&self, error: &candle_core::Error) -> StepError {

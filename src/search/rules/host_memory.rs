@@ -87,7 +87,7 @@ pub struct LoaderMemory {
     batch_bytes: u64,
     /// Batches that are ready or being made.
     ready: [usize; 2],
-    /// Page-locked buffers: of the batches staged on the device, and of the one that is being copied.
+    /// Page-locked batches.
     pinned: usize,
     available_bytes: u64,
 }
@@ -99,7 +99,7 @@ impl LoaderMemory {
         Some(Self {
             batch_bytes: seen.measurement.as_ref()?.batch_bytes?,
             ready: [point.loader_workers, point.prefetch_depth],
-            pinned: if point.pin_memory { point.device_prefetch.saturating_add(1) } else { 0 },
+            pinned: point.pinned_batches(),
             available_bytes: seen.samples.iter().filter_map(|sample| sample.host_available_bytes).min()?,
         })
     }

@@ -2,11 +2,11 @@
 //!
 //! Operation for operation `candle_nn::AdamW` with its defaults, so that time and memory are what a candle user gets;
 //! a test holds the two equal to the bit. It is written again because candle's keeps its moments private, and a
-//! checkpoint without them measures less than a real one. The moments have the type of their parameter.
+//! checkpoint without them measures less than a real one. The moments have the optimizers' [state type](super::state_dtype).
 
 use candle_core::{Result, Tensor, Var};
 
-use super::Optimizer;
+use super::{Optimizer, state_dtype};
 use crate::model::Parameters;
 use crate::train::gradients::Gradients;
 
@@ -42,7 +42,7 @@ impl AdamW {
         let slots = parameters
             .iter()
             .map(|(name, variable)| {
-                let zeros = || Var::zeros(variable.shape(), variable.dtype(), variable.device());
+                let zeros = || Var::zeros(variable.shape(), state_dtype(variable.dtype()), variable.device());
                 Ok(Slot {
                     name: name.to_owned(),
                     variable: variable.clone(),
@@ -68,12 +68,13 @@ impl Slot {
         let next_v = ((v * BETA2)? + (gradient.sqr()? * (1.0 - BETA2))?)?;
         let m_hat = (&next_m * first)?;
         let v_hat = (&next_v * second)?;
-        let decayed = (self.variable.as_tensor() * (1.0 - learning_rate * WEIGHT_DECAY))?;
+        let dtype = self.variable.dtype();
+        let decayed = (self.variable.to_dtype(state_dtype(dtype))? * (1.0 - learning_rate * WEIGHT_DECAY))?;
         let direction = (m_hat / (v_hat.sqrt()? + EPSILON)?)?;
         let next = (decayed - (direction * learning_rate)?)?;
         self.first_moment.set(&next_m)?;
         self.second_moment.set(&next_v)?;
-        self.variable.set(&next)
+        self.variable.set(&next.to_dtype(dtype)?)
     }
 }
 
@@ -154,7 +155,7 @@ mod tests {
     #[test]
     fn plain_descent_equals_that_of_candle_to_the_bit() {
         let (ours, theirs) = (parameters(), parameters());
-        let mut optimizer = crate::train::optimizer::sgd::Sgd::new(&ours, 0.1);
+        let mut optimizer = crate::train::optimizer::sgd::Sgd::new(&ours, 0.1, 0.0).unwrap();
         let variables = theirs.iter().map(|(_, variable)| variable.clone()).collect();
         let mut candle = candle_nn::SGD::new(variables, 0.1).unwrap();
         for _ in 0..3 {
@@ -168,15 +169,31 @@ mod tests {
     }
 
     #[test]
-    fn moments_come_in_name_order_with_the_type_of_their_parameter() {
-        let mut parameters = Parameters::new(&Device::Cpu, DType::BF16, 9);
-        for name in ["b", "a"] {
-            parameters.create(name, &[3], Init::Constant(1.0)).unwrap();
+    fn moments_come_in_name_order_with_the_type_of_their_parameter_but_for_f16() {
+        for (dtype, expected) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::F16, DType::F32)] {
+            let mut parameters = Parameters::new(&Device::Cpu, dtype, 9);
+            for name in ["b", "a"] {
+                parameters.create(name, &[3], Init::Constant(1.0)).unwrap();
+            }
+            let optimizer = AdamW::new(&parameters, 0.1).unwrap();
+            let state = optimizer.state();
+            let names: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
+            assert_eq!(names, ["a.first_moment", "a.second_moment", "b.first_moment", "b.second_moment"]);
+            assert!(state.iter().all(|(_, moment)| moment.dtype() == expected), "{dtype:?}");
         }
-        let optimizer = AdamW::new(&parameters, 0.1).unwrap();
-        let state = optimizer.state();
-        let names: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["a.first_moment", "a.second_moment", "b.first_moment", "b.second_moment"]);
-        assert!(state.iter().all(|(_, moment)| moment.dtype() == DType::BF16));
+    }
+
+    #[test]
+    fn a_gradient_whose_square_f16_cannot_hold_moves_a_parameter_by_the_learning_rate() {
+        let mut parameters = Parameters::new(&Device::Cpu, DType::F16, 9);
+        let variable = parameters.create("a", &[3], Init::Constant(1.0)).unwrap();
+        let mut gradients = Gradients::default();
+        let loss = (variable * 1e-4).unwrap().sum_all().unwrap();
+        gradients.add(&parameters, loss.backward().unwrap()).unwrap();
+        AdamW::new(&parameters, 0.1).unwrap().step(&gradients).unwrap();
+        let after: Vec<f32> =
+            parameters.get("a").unwrap().to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+        // 1 − 0.1 · 0.01 − 0.1
+        assert!(after.iter().all(|value| (value - 0.899).abs() < 1e-3), "{after:?}");
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::model::parameters::{Init, Parameters};
 use crate::model::{BuildContext, ModelSpec, Registry};
 use crate::train::testing::PlainCpu;
-use crate::train::{OptimizerKind, Precision};
+use crate::train::{BatchNorm, GradientCheckpointing, OptimizerKind, Precision};
 
 /// A linear map through an operation without a backward pass, which cuts `before` off.
 struct Cut {
@@ -69,7 +69,7 @@ fn gpt(precision: Precision) -> Box<dyn Workload> {
         vocabulary_size: Some(32),
         ..ModelSpec::default()
     };
-    let context = BuildContext { spec: &spec, device: &Device::Cpu, precision, seed: 5 };
+    let context = BuildContext { spec: &spec, device: &Device::Cpu, precision, batch_norm: BatchNorm::Train, seed: 5 };
     Registry::builtin().get("gpt").unwrap().build(&context).unwrap()
 }
 
@@ -184,6 +184,102 @@ fn bfloat16_training_lowers_the_loss() {
         trainer.update(&mut session).unwrap();
     }
     assert!(losses[19] < 0.8 * losses[0], "{losses:?}");
+}
+
+#[test]
+fn a_model_of_one_piece_says_that_it_cannot_recompute() {
+    let mut session = PlainCpu::default();
+    let spec = TrainSpec { gradient_checkpointing: GradientCheckpointing::Blocks, ..TrainSpec::default() };
+    let mut trainer = Trainer::new(Box::new(Cut::new()), &spec).unwrap();
+    let error = trainer.step(&features(), &mut session).unwrap_err();
+    assert!(matches!(&error, StepError::Workload(message) if message.contains("of one piece")), "{error}");
+    assert_eq!(session.open, None);
+}
+
+#[test]
+fn recomputation_keeps_the_phases_and_trains_to_the_same_parameters() {
+    let spec = TrainSpec { learning_rate: 0.01, ..TrainSpec::default() };
+    let train = |gradient_checkpointing| {
+        let mut session = PlainCpu::default();
+        let spec = TrainSpec { gradient_checkpointing, ..spec };
+        let mut trainer = Trainer::new(gpt(Precision::F32), &spec).unwrap();
+        for _ in 0..3 {
+            trainer.step(&tokens(0, 2), &mut session).unwrap();
+            trainer.step(&tokens(2, 2), &mut session).unwrap();
+            trainer.update(&mut session).unwrap();
+        }
+        (session.phases, ["wte.weight", "h.0.attn.c_attn.weight", "ln_f.bias"].map(|name| values(&trainer, name)))
+    };
+    let (phases, plain) = train(GradientCheckpointing::None);
+    let (again, recomputed) = train(GradientCheckpointing::Blocks);
+    assert_eq!(phases, again);
+    for (plain, recomputed) in plain.iter().flatten().zip(recomputed.iter().flatten()) {
+        // Adam divides by the gradient's size, so where it is next to nothing the sum's rounding shows.
+        assert!((plain - recomputed).abs() < 1e-4, "{plain} against {recomputed}");
+    }
+}
+
+/// A loss whose gradient f16 cannot hold, until it is scaled down by more than 2¹⁶, or at all.
+struct Steep {
+    parameters: Parameters,
+    slope: f64,
+}
+
+impl Steep {
+    fn new(slope: f64) -> Self {
+        let mut parameters = Parameters::new(&Device::Cpu, DType::F16, 1);
+        parameters.create("weight", &[4], Init::Constant(0.0)).unwrap();
+        Self { parameters, slope }
+    }
+}
+
+impl Workload for Steep {
+    fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    fn loss(&self, _batch: &Batch) -> Result<Tensor> {
+        let weight = self.parameters.get("weight").unwrap().as_tensor();
+        weight.to_dtype(DType::F32)?.affine(self.slope, 0.5)?.mean_all() // []
+    }
+}
+
+fn steep(slope: f64) -> Trainer {
+    let spec = TrainSpec { precision: Precision::F16, learning_rate: 0.1, ..TrainSpec::default() };
+    Trainer::new(Box::new(Steep::new(slope)), &spec).unwrap()
+}
+
+#[test]
+fn updates_with_a_gradient_that_overflows_are_skipped_until_the_scale_fits() {
+    let mut session = PlainCpu::default();
+    let mut trainer = steep(16.0);
+    let weight = |trainer: &Trainer| {
+        let weight = trainer.workload().parameters().get("weight").unwrap().to_dtype(DType::F32).unwrap();
+        weight.to_vec1::<f32>().unwrap()[0]
+    };
+    let mut weights = Vec::new();
+    for _ in 0..5 {
+        let loss = trainer.step(&features(), &mut session).unwrap().loss;
+        assert!((loss - (16.0 * f64::from(weight(&trainer)) + 0.5)).abs() < 1e-3, "the loss is not scaled: {loss}");
+        trainer.update(&mut session).unwrap();
+        weights.push(weight(&trainer));
+    }
+    // A gradient of 4 at 65536, 32768 and 16384 is over 65504.
+    assert!(weights[..3].iter().all(|weight| weight.abs() < f32::MIN_POSITIVE), "{weights:?}");
+    assert!((weights[3] + 0.1).abs() < 1e-3 && (weights[4] + 0.2).abs() < 1e-3, "{weights:?}");
+    assert!(!trainer.has_diverged());
+}
+
+#[test]
+fn gradients_that_no_scale_makes_finite_are_divergence() {
+    let mut session = PlainCpu::default();
+    let mut trainer = steep(1e9);
+    for _ in 0..19 {
+        assert!(!trainer.has_diverged());
+        trainer.step(&features(), &mut session).unwrap();
+        trainer.update(&mut session).unwrap();
+    }
+    assert!(trainer.has_diverged());
 }
 
 #[test]

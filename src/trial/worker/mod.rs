@@ -25,6 +25,7 @@ use super::exit_status::{DONE, ORPHANED};
 use super::protocol::{FromWorker, PROTOCOL, Refusal};
 use crate::model::Registry;
 
+mod feed;
 mod inbox;
 mod length;
 mod open;

@@ -137,6 +137,7 @@ impl Supplies for Stock<'_> {
             spec: &self.workload.model,
             device: session.candle(),
             precision: train.precision,
+            batch_norm: train.batch_norm,
             seed: self.workload.seed,
         };
         let model = self.family.build(&context).map_err(|error| match error {

@@ -47,6 +47,10 @@ impl Dataset for Part {
         self.whole.target_shape()
     }
 
+    fn target_padding(&self) -> u32 {
+        self.whole.target_padding()
+    }
+
     fn ballast_bytes(&self) -> u64 {
         self.whole.ballast_bytes()
     }

@@ -1,5 +1,6 @@
 //! A device session that remembers the phase, so that a failure can be told with the place where it happened.
 
+use crate::device::staging::Stager;
 use crate::device::{DeviceFacts, DeviceSession, EventSink, LargestRequest, StepError};
 use crate::memory::{MemorySample, Phase, PoolState};
 
@@ -79,6 +80,10 @@ impl DeviceSession for Phases<'_> {
 
     fn set_event_sink(&mut self, sink: Option<EventSink>) {
         self.inner.set_event_sink(sink);
+    }
+
+    fn stager(&mut self) -> Result<Option<Box<dyn Stager>>, StepError> {
+        self.inner.stager()
     }
 
     fn classify(&self, error: &candle_core::Error) -> StepError {

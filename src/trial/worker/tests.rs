@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use candle_core::Device;
 
+use self::staging::FakeStager;
 use super::open::{Supplies, Training};
 use super::*;
 use crate::data::loader::Batches;
 use crate::data::rules::Skipped;
 use crate::data::{Batch, DataError, DataSpec, HostBatch, HostValues};
+use crate::device::staging::Stager;
 use crate::device::{DeviceChoice, DeviceFacts, DeviceSession, LargestRequest, StepError};
 use crate::memory::{AllocatorKind, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState, Trim};
 use crate::model::ModelSpec;
@@ -25,6 +27,8 @@ use crate::trial::statistics::Trust;
 use crate::trial::{Measurement, Outcome};
 
 /// What the trainer and the device were asked to do, in order.
+mod staging;
+
 type Calls = Rc<RefCell<Vec<String>>>;
 
 /// A script: what goes wrong, and what there is to see.
@@ -54,6 +58,8 @@ struct Script {
     slow_source: Duration,
     /// Samples that could not be read.
     skipped: u64,
+    /// The device copies batches beside the steps.
+    has_stager: bool,
 }
 
 struct FakeSession {
@@ -124,6 +130,10 @@ impl DeviceSession for FakeSession {
     }
     fn set_event_sink(&mut self, sink: Option<crate::device::EventSink>) {
         self.note(if sink.is_some() { "sink" } else { "no sink" });
+    }
+    fn stager(&mut self) -> Result<Option<Box<dyn Stager>>, StepError> {
+        let stager = || Box::new(FakeStager::new(Rc::clone(&self.calls))) as Box<dyn Stager>;
+        Ok(self.script.has_stager.then(stager))
     }
     fn classify(&self, error: &candle_core::Error) -> StepError {
         StepError::Workload(error.to_string())
@@ -413,6 +423,26 @@ fn batches_staged_on_the_device_are_copied_ahead() {
     let told = run(&staged, &Script::default());
     assert!(told.calls.join(", ").starts_with("build, step 0, load, load, load, forward"), "{:?}", told.calls);
     assert_eq!(told.count("load"), 5, "three steps and two batches ahead");
+}
+
+#[test]
+fn a_device_that_copies_beside_the_steps_takes_a_batch_before_the_next_one_is_staged_over_it() {
+    let script = Script { has_stager: true, ..Script::default() };
+    for (pin_memory, workers) in [(false, 0), (true, 0), (true, 1)] {
+        for (device_prefetch, first, copies) in
+            [(0, "stage 0, take 0, load", 3), (1, "stage 0, load, stage 1, take 0, load", 4)]
+        {
+            let mut staged = spec(Purpose::Loader, 2);
+            staged.point = Point { pin_memory, device_prefetch, loader_workers: workers, ..staged.point };
+            let told = run(&staged, &script);
+            assert_eq!(told.outcome, Outcome::Completed);
+            let calls = told.calls.join(", ");
+            assert!(calls.starts_with(&format!("build, step 0, {first}, forward")), "{calls}");
+            assert_eq!(told.calls.iter().filter(|call| call.starts_with("stage")).count(), copies);
+            assert_eq!((told.count("take 0"), told.count("take 1"), told.count("take 2")), (1, 1, 1));
+            assert!(told.clean && told.warnings().is_empty());
+        }
+    }
 }
 
 #[test]

@@ -1,20 +1,18 @@
 //! One trial: build, train for real steps, sample the memory between them, and leave the device as it was.
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::feed::{Fed, Feed};
 use super::inbox::Inbox;
 use super::open::{Supplies, Training};
 use super::phases::Phases;
-use crate::data::loader::Batches;
 use crate::data::{Batch, HostBatch};
 use crate::device::{DeviceSession, LargestRequest, StepError, facts};
 use crate::memory::{Phase, Trim};
-use crate::text::with_causes;
 use crate::trial::measure::Series;
 use crate::trial::outcome::{Measurement, Outcome, StepTimes};
 use crate::trial::protocol::FromWorker;
@@ -112,7 +110,8 @@ impl Trial<'_> {
     /// Every tensor made here is dropped on return.
     pub(super) fn train(&mut self) -> Result<Measurement, Halt> {
         let mut training = self.build()?;
-        let mut feed = Feed { batches: self.supplies.training_batches(&self.spec.point), staged: VecDeque::new() };
+        let started = Feed::start(&self.spec.point, self.supplies, &mut self.session);
+        let mut feed = self.judge(started)?;
         let mut total = self.spec.total_steps();
         let soak_after = self.spec.is_soak().then(|| self.steps_before_the_soak_s_checks(total));
         while self.finished < total {
@@ -134,7 +133,7 @@ impl Trial<'_> {
                 self.check_evaluation_and_checkpoint(training.as_ref())?;
             }
         }
-        self.warn_of_skipped(feed.batches.as_ref())?;
+        self.warn_of_skipped(&feed.skipped())?;
         Ok(self.series.measure(self.spec))
     }
 
@@ -151,7 +150,7 @@ impl Trial<'_> {
     fn step(&mut self, training: &mut dyn Training, feed: &mut Feed) -> Result<(), Halt> {
         let started = Instant::now();
         self.session.begin_step(self.finished);
-        let (batch, data_wait, load) = self.next_batch(feed)?;
+        let Fed { batch, data_wait, load } = self.next_batch(feed)?;
         let result = training.step(&batch, &mut self.session);
         let micro_batch = self.judge(result)?;
         if !micro_batch.loss.is_finite() {
@@ -182,26 +181,6 @@ impl Trial<'_> {
         self.series.losses.push(micro_batch.loss);
         let (trial, step, loss) = (self.spec.id, self.finished, micro_batch.loss);
         self.say(&FromWorker::Step { trial, step, loss, times })
-    }
-
-    /// The batch of this step, with the time blocked on the loader and the time of the copies to the device. Batches
-    /// that the point stages ahead are copied as well, so that they lie on the device during the step.
-    fn next_batch(&mut self, feed: &mut Feed) -> Result<(Batch, Duration, Duration), Halt> {
-        let (mut data_wait, mut load) = (Duration::ZERO, Duration::ZERO);
-        loop {
-            let asked = Instant::now();
-            let host = feed.batches.next_batch().map_err(|error| failed(with_causes(&error)))?;
-            data_wait += asked.elapsed();
-            let copied = Instant::now();
-            let batch = self.load(&host)?;
-            load += copied.elapsed();
-            feed.staged.push_back(batch);
-            if feed.staged.len() > self.spec.point.device_prefetch
-                && let Some(batch) = feed.staged.pop_front()
-            {
-                return Ok((batch, data_wait, load));
-            }
-        }
     }
 
     /// Copies a batch to the device.
@@ -264,12 +243,6 @@ impl Trial<'_> {
         }
         left_bytes <= CLEAN_BYTES
     }
-}
-
-/// Batches on their way to the step.
-struct Feed {
-    batches: Box<dyn Batches>,
-    staged: VecDeque<Batch>,
 }
 
 pub(super) fn failed(message: String) -> Halt {

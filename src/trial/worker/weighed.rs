@@ -3,8 +3,8 @@
 //! How much the loader may keep ready is decided from it before more workers are tried, see
 //! [`host_memory`](crate::search::rules::host_memory).
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::open::{Supplies, Training};
 use crate::data::loader::Batches;
@@ -17,18 +17,19 @@ use crate::trial::spec::Point;
 /// Supplies whose training batches are weighed.
 pub(super) struct Weighed<'a> {
     inner: &'a dyn Supplies,
-    largest_bytes: Rc<Cell<Option<u64>>>,
+    largest_bytes: Arc<AtomicU64>,
 }
 
 impl<'a> Weighed<'a> {
     pub(super) fn new(inner: &'a dyn Supplies) -> Self {
-        Self { inner, largest_bytes: Rc::default() }
+        Self { inner, largest_bytes: Arc::default() }
     }
 
     /// The end of a trial with the weight of its largest batch.
     pub(super) fn enter_into(&self, mut ended: FromWorker) -> FromWorker {
         if let FromWorker::Ended { measurement: Some(measurement), .. } = &mut ended {
-            measurement.batch_bytes = self.largest_bytes.get();
+            let largest_bytes = self.largest_bytes.load(Ordering::Relaxed);
+            measurement.batch_bytes = (largest_bytes > 0).then_some(largest_bytes);
         }
         ended
     }
@@ -41,7 +42,7 @@ impl Supplies for Weighed<'_> {
 
     fn training_batches(&self, point: &Point) -> Box<dyn Batches> {
         let batches = self.inner.training_batches(point);
-        Box::new(WeighedBatches { batches, largest_bytes: Rc::clone(&self.largest_bytes) })
+        Box::new(WeighedBatches { batches, largest_bytes: Arc::clone(&self.largest_bytes) })
     }
 
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
@@ -51,17 +52,21 @@ impl Supplies for Weighed<'_> {
 
 struct WeighedBatches {
     batches: Box<dyn Batches>,
-    largest_bytes: Rc<Cell<Option<u64>>>,
+    largest_bytes: Arc<AtomicU64>,
 }
 
 impl Batches for WeighedBatches {
     fn next_batch(&mut self) -> Result<HostBatch, DataError> {
         let batch = self.batches.next_batch()?;
-        self.largest_bytes.set(self.largest_bytes.get().max(Some(batch.bytes())));
+        self.largest_bytes.fetch_max(batch.bytes(), Ordering::Relaxed);
         Ok(batch)
     }
 
     fn skipped(&self) -> Skipped {
         self.batches.skipped()
+    }
+
+    fn stop_flag(&self) -> Option<Arc<AtomicBool>> {
+        self.batches.stop_flag()
     }
 }

@@ -1,85 +1,9 @@
-//! Differentiable building blocks of transformers.
-//!
-//! Every operation here has a backward pass in candle 0.11, which is not a matter of course:
-//! `candle_nn::LayerNorm`, `RmsNorm`, `softmax_last_dim`, the rotary ops and `sdpa` are custom ops without one, and a
-//! graph that goes through them is cut without an error. So normalisation is `candle_nn::ops::layer_norm_slow` and
-//! attention is written out; both are what a candle user trains with, and so is their memory.
-//!
-//! With parameters in bfloat16 the normalisation and the softmax are computed in f32 (their sums lose too much in
-//! 8 bits of mantissa) and cast back. That costs f32 copies of the scores, `[B, H, T, T]`, which live until the
-//! backward pass like every other activation.
-//!
-//! The layers hold tensors and not variables: [`detached`](Projection::detached) gives a twin over the same storage
-//! that builds no graph.
-//!
-//! Letters of the shapes: B samples, T tokens, D width of the residual stream, H heads, K = D / H, I inputs and
-//! O outputs of a projection.
+//! Self-attention, written out in differentiable operations.
 
 use candle_core::{D, DType, Result, Tensor};
 
-use super::parameters::{Init, Parameters};
-
-/// What is added to the variance before its root, as in GPT-2.
-const NORM_EPSILON: f32 = 1e-5;
-
-/// Layer normalisation over the last dimension (Ba, Kiros and Hinton, 2016).
-#[derive(Clone, Debug)]
-pub struct LayerNorm {
-    weight: Tensor,
-    bias: Tensor,
-}
-
-impl LayerNorm {
-    /// Creates `<name>.weight` as ones and `<name>.bias` as zeros.
-    pub fn create(parameters: &mut Parameters, name: &str, width: usize) -> Result<Self> {
-        Ok(Self {
-            weight: parameters.create(&format!("{name}.weight"), &[width], Init::Constant(1.0))?, // [D]
-            bias: parameters.create(&format!("{name}.bias"), &[width], Init::Constant(0.0))?,     // [D]
-        })
-    }
-
-    /// Normalises each row of `x`.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        candle_nn::ops::layer_norm_slow(x, &self.weight, &self.bias, NORM_EPSILON) // [.., D]
-    }
-
-    /// The same layer without a graph, over the same storage.
-    pub fn detached(&self) -> Self {
-        Self { weight: self.weight.detach(), bias: self.bias.detach() }
-    }
-}
-
-/// An affine map of the last dimension. Its weight is stored `[I, O]`, as GPT-2's `Conv1D` stores it.
-#[derive(Clone, Debug)]
-pub struct Projection {
-    weight: Tensor,
-    bias: Tensor,
-}
-
-impl Projection {
-    /// Creates `<name>.weight` from a normal distribution of this deviation and `<name>.bias` as zeros.
-    pub fn create(parameters: &mut Parameters, name: &str, shape: [usize; 2], deviation: f32) -> Result<Self> {
-        let [_, outputs] = shape;
-        Ok(Self {
-            weight: parameters.create(&format!("{name}.weight"), &shape, Init::Normal(deviation))?, // [I, O]
-            bias: parameters.create(&format!("{name}.bias"), &[outputs], Init::Constant(0.0))?,     // [O]
-        })
-    }
-
-    /// Applies the map to every token.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (batch, length, inputs) = x.dims3()?;
-        // Two dimensions: with three, the weight would be broadcast and its gradient be B times as large.
-        let rows = x.reshape((batch * length, inputs))?; // [B·T, I]
-        let rows = rows.matmul(&self.weight)?.broadcast_add(&self.bias)?; // [B·T, O]
-        rows.reshape((batch, length, ())) // [B, T, O]
-    }
-
-    /// The same layer without a graph, over the same storage.
-    pub fn detached(&self) -> Self {
-        Self { weight: self.weight.detach(), bias: self.bias.detach() }
-    }
-}
+use super::{BlockDimensions, Projection};
+use crate::model::parameters::Parameters;
 
 /// The causal mask: 0 where a token may look, −∞ where it may not.
 ///
@@ -105,6 +29,28 @@ impl CausalMask {
         let table = self.table.narrow(0, 0, length)?.narrow(1, 0, length)?; // [T, T]
         table.broadcast_as((batch, heads, length, length)) // [B, H, T, T]
     }
+}
+
+/// Scaled dot-product attention (Vaswani et al., 2017): `query` is `[B, H, T, K]`, `key` and `value` are `[B, G, T, K]`.
+///
+/// G divides H, and H / G heads of queries in a row share one of keys and values (Ainslie et al., "GQA", 2023). Nothing
+/// is repeated for that: those heads are seen as one of (H / G)·T queries.
+pub fn attend(query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+    let (batch, heads, length, size) = query.dims4()?;
+    let shared = key.dim(1)?;
+    let queries = heads / shared.max(1) * length;
+    // The query is scaled and not the scores: they are T / K times as large.
+    let query = (query * (1.0 / (size as f64).sqrt()))?; // [B, H, T, K]
+    let query = query.reshape((batch, shared, queries, size))?; // [B, G, (H / G)·T, K]
+    let scores = query.matmul(&key.t()?)?.to_dtype(DType::F32)?; // [B, G, (H / G)·T, T]
+    let scores = scores.reshape((batch, heads, length, ()))?; // [B, H, T, T]
+    let scores = match mask {
+        Some(mask) => (scores + mask)?, // [B, H, T, T]
+        None => scores,
+    };
+    let weights = candle_nn::ops::softmax(&scores, D::Minus1)?.to_dtype(value.dtype())?; // [B, H, T, T]
+    let weights = weights.reshape((batch, shared, queries, ()))?; // [B, G, (H / G)·T, T]
+    weights.matmul(value)?.reshape((batch, heads, length, size)) // [B, H, T, K]
 }
 
 /// Multi-head causal self-attention (Vaswani et al., 2017), written out in differentiable operations.
@@ -141,13 +87,7 @@ impl CausalAttention {
         let part = |index| joint.narrow(2, index, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous(); // [B, H, T, K]
         let (query, key, value) = (part(0)?, part(1)?, part(2)?);
 
-        // The query is scaled and not the scores: they are T / K times as large.
-        let query = (query * (1.0 / (size as f64).sqrt()))?; // [B, H, T, K]
-        let scores = query.matmul(&key.t()?)?.to_dtype(DType::F32)?; // [B, H, T, T]
-        let scores = (scores + mask)?; // [B, H, T, T]
-        let weights = candle_nn::ops::softmax(&scores, D::Minus1)?.to_dtype(x.dtype())?; // [B, H, T, T]
-
-        let mixed = weights.matmul(&value)?; // [B, H, T, K]
+        let mixed = attend(&query, &key, &value, Some(mask))?; // [B, H, T, K]
         let mixed = mixed.transpose(1, 2)?.reshape((batch, length, width))?; // [B, T, D]
         self.output.forward(&mixed) // [B, T, D]
     }
@@ -156,49 +96,6 @@ impl CausalAttention {
     pub fn detached(&self) -> Self {
         Self { query_key_value: self.query_key_value.detached(), output: self.output.detached(), heads: self.heads }
     }
-}
-
-/// The position-wise network of a block: four times the width, GELU in its tanh form, and back.
-#[derive(Clone, Debug)]
-pub struct Mlp {
-    up: Projection,
-    down: Projection,
-}
-
-impl Mlp {
-    /// Creates `<name>.c_fc` and `<name>.c_proj`.
-    pub fn create(parameters: &mut Parameters, name: &str, dimensions: &BlockDimensions) -> Result<Self> {
-        let width = dimensions.width;
-        let down = dimensions.residual_deviation;
-        Ok(Self {
-            up: Projection::create(parameters, &format!("{name}.c_fc"), [width, 4 * width], dimensions.deviation)?,
-            down: Projection::create(parameters, &format!("{name}.c_proj"), [4 * width, width], down)?,
-        })
-    }
-
-    /// Applies the network to every token.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let hidden = self.up.forward(x)?.gelu()?; // [B, T, 4·D]
-        self.down.forward(&hidden) // [B, T, D]
-    }
-
-    /// The same layer without a graph, over the same storage.
-    pub fn detached(&self) -> Self {
-        Self { up: self.up.detached(), down: self.down.detached() }
-    }
-}
-
-/// What the layers of one block are made with.
-#[derive(Clone, Copy, Debug)]
-pub struct BlockDimensions {
-    /// D.
-    pub width: usize,
-    /// H.
-    pub heads: usize,
-    /// Standard deviation of the weights.
-    pub deviation: f32,
-    /// Standard deviation of the weights that write to the residual stream.
-    pub residual_deviation: f32,
 }
 
 #[cfg(test)]
@@ -266,15 +163,5 @@ mod tests {
         }
         let after = detached.forward(&x, &mask).unwrap().abs().unwrap().max_all().unwrap();
         assert!(after.to_scalar::<f32>().unwrap() < f32::MIN_POSITIVE);
-    }
-
-    #[test]
-    fn layer_normalisation_has_mean_zero_and_variance_one() {
-        let mut parameters = Parameters::new(&Device::Cpu, DType::F32, 0);
-        let norm = LayerNorm::create(&mut parameters, "ln", 8).unwrap();
-        let y: Vec<f32> = norm.forward(&input(1, 8)).unwrap().flatten_all().unwrap().to_vec1().unwrap();
-        let mean = y.iter().sum::<f32>() / 8.0;
-        let variance = y.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / 8.0;
-        assert!(mean.abs() < 1e-6 && (variance - 1.0).abs() < 1e-3);
     }
 }

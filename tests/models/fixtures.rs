@@ -1,0 +1,131 @@
+//! The families against PyTorch: the fixtures of `tests/fixtures/models`, checked on any device in any precision.
+//!
+//! Both test binaries include this file: `models` on the CPU, and `gpu` on a card.
+
+use std::path::PathBuf;
+
+use batchtune::Registry;
+use batchtune::data::Batch;
+use batchtune::device::DeviceSession;
+use batchtune::model::{BuildContext, ModelSpec, Workload};
+use batchtune::train::{BatchNorm, Precision, TrainSpec, Trainer};
+use candle_core::{DType, Device, Tensor};
+
+/// All there are.
+pub(crate) const CASES: [&str; 4] = ["gpt", "llama", "llama3", "bert"];
+
+/// Optimizer steps between the two losses.
+const STEPS: usize = 3;
+/// The learning rate of PyTorch's AdamW by default.
+const LEARNING_RATE: f64 = 1e-3;
+/// Gradients smaller than this share of the whole are compared with it: that of a key's bias is zero but for rounding,
+/// as a softmax does not change when all its inputs move.
+const SMALLEST_SHARE: f64 = 1e-2;
+
+/// How much of a figure a result may be off.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tolerance {
+    /// Of a loss.
+    pub(crate) loss: f64,
+    /// Of a gradient, its values and its norm.
+    pub(crate) gradient: f64,
+}
+
+/// A fixture.
+pub(crate) struct Case {
+    name: &'static str,
+    folder: PathBuf,
+    expected: serde_json::Value,
+}
+
+/// How far a case was off at most, as shares.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Off {
+    pub(crate) loss: f64,
+    pub(crate) gradient: f64,
+    pub(crate) trained_loss: f64,
+}
+
+impl Case {
+    pub(crate) fn open(name: &'static str) -> Self {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
+        let text = std::fs::read(folder.join("expected.json")).unwrap();
+        Self { name, folder, expected: serde_json::from_slice(&text).unwrap() }
+    }
+
+    /// What stands under `model:`, with the paths of this folder.
+    fn spec(&self) -> ModelSpec {
+        let mut spec = self.expected["model"].clone();
+        let fields = spec.as_object_mut().unwrap();
+        for key in ["weights", "config"] {
+            if let Some(path) = fields.get_mut(key) {
+                *path = self.folder.join(path.as_str().unwrap()).to_str().unwrap().into();
+            }
+        }
+        fields.entry("options").or_insert_with(|| serde_json::json!({}));
+        serde_json::from_value(spec).unwrap()
+    }
+
+    fn build(&self, device: &Device, precision: Precision) -> Box<dyn Workload> {
+        let spec = self.spec();
+        let context = BuildContext { spec: &spec, device, precision, batch_norm: BatchNorm::Train, seed: 0 };
+        Registry::builtin().get(&spec.family).unwrap().build(&context).unwrap()
+    }
+
+    fn tensors(&self) -> std::collections::HashMap<String, Tensor> {
+        candle_core::safetensors::load(self.folder.join("model.safetensors"), &Device::Cpu).unwrap()
+    }
+
+    /// Compares losses and gradients, and says how far off they are.
+    pub(crate) fn check(&self, session: &mut dyn DeviceSession, precision: Precision, tolerance: Tolerance) -> Off {
+        let device = session.candle().clone();
+        let tensors = self.tensors();
+        let on_device = |name: &str| tensors[name].to_device(&device).unwrap();
+        let batch =
+            Batch { input: on_device("input"), target: on_device("target"), samples: tensors["input"].dim(0).unwrap() };
+        let workload = self.build(&device, precision);
+        let loss = workload.loss(&batch).unwrap();
+        let mut off =
+            Off { loss: self.loss_off(f64::from(loss.to_scalar::<f32>().unwrap()), "loss"), ..Off::default() };
+
+        let mut gradients = loss.backward().unwrap();
+        let norms = self.expected["gradient_norms"].as_object().unwrap();
+        assert_eq!(norms.len(), workload.parameters().len(), "{}: parameters", self.name);
+        let whole = norms.values().map(|norm| norm.as_f64().unwrap().powi(2)).sum::<f64>().sqrt();
+        for (name, variable) in workload.parameters().iter() {
+            let found = gradients.remove(variable).unwrap_or_else(|| panic!("{}: no gradient of `{name}`", self.name));
+            let found = found.to_device(&Device::Cpu).unwrap().to_dtype(DType::F32).unwrap();
+            let expected = norms[name].as_f64().unwrap();
+            let scale = expected.max(SMALLEST_SHARE * whole);
+            let difference = norm(&(&found - &tensors[&format!("gradient.{name}")]).unwrap());
+            let of_norm = (norm(&found) - expected).abs();
+            assert!(
+                difference.max(of_norm) <= tolerance.gradient * scale,
+                "{}, {precision}: the gradient of `{name}` is off by {difference:e} and its norm by {of_norm:e} of {scale:e}",
+                self.name
+            );
+            off.gradient = off.gradient.max(difference.max(of_norm) / scale);
+        }
+        drop((loss, gradients));
+
+        let spec = TrainSpec { precision, learning_rate: LEARNING_RATE, ..TrainSpec::default() };
+        let mut trainer = Trainer::new(workload, &spec).unwrap();
+        for _ in 0..STEPS {
+            trainer.step(&batch, session).unwrap();
+            trainer.update(session).unwrap();
+        }
+        let trained = trainer.step(&batch, session).unwrap().loss;
+        off.trained_loss = self.loss_off(trained, "trained_loss");
+        assert!(off.loss.max(off.trained_loss) <= tolerance.loss, "{}, {precision}: {off:?}", self.name);
+        off
+    }
+
+    fn loss_off(&self, found: f64, figure: &str) -> f64 {
+        let expected = self.expected[figure].as_f64().unwrap();
+        (found - expected).abs() / expected
+    }
+}
+
+fn norm(x: &Tensor) -> f64 {
+    f64::from(x.sqr().unwrap().sum_all().unwrap().to_scalar::<f32>().unwrap()).sqrt()
+}
