@@ -28,12 +28,15 @@ pub(super) struct Blocks {
 }
 
 impl Plane {
-    /// Makes room for the blocks from `first` on.
-    pub(super) fn begin(&mut self, first: Blocks, count: Blocks, size: (usize, usize)) {
+    /// Makes room for the blocks from `first` on; `None` where there is no memory for them.
+    pub(super) fn begin(&mut self, first: Blocks, count: Blocks, size: (usize, usize)) -> Option<()> {
         (self.left, self.top) = (BLOCK * first.across, BLOCK * first.down);
         (self.width, self.height) = size;
         self.stride = BLOCK * count.across;
-        self.values.resize(self.stride * BLOCK * count.down, 0);
+        let values = self.stride * BLOCK * count.down;
+        self.values.try_reserve_exact(values.saturating_sub(self.values.len())).ok()?;
+        self.values.resize(values, 0);
+        Some(())
     }
 
     /// Puts the pixels of a block to its place.

@@ -68,7 +68,9 @@ impl Decoder {
             let size = (header.width.div_ceil(plane.columns_of_a_value), header.height.div_ceil(plane.rows_of_a_value));
             let of =
                 |across: usize, down: usize| Blocks { across: component.across * across, down: component.down * down };
-            plane.begin(of(columns.needed.start, rows.needed.start), of(columns.needed.len(), rows.needed.len()), size);
+            let (first, count) =
+                (of(columns.needed.start, rows.needed.start), of(columns.needed.len(), rows.needed.len()));
+            plane.begin(first, count, size).ok_or("there is no memory for its colours")?;
         }
         self.data.unstuff(file, header.data_at);
         let reader = Reader::new(&self.data);
