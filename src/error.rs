@@ -12,6 +12,7 @@ use crate::report::export::ExportError;
 use crate::report::recommendation::ReportError;
 use crate::search::driver::DriverError;
 use crate::trial::ExecutorError;
+use crate::watch::WatchError;
 
 /// Anything that ends a command.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +47,9 @@ pub enum Error {
     /// A recording cannot be replayed.
     #[error(transparent)]
     Replay(#[from] ReplayError),
+    /// There is nothing to watch.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
     /// An allocator configuration is wrong.
     #[error("invalid `--conf`")]
     Conf(#[from] ConfError),
@@ -94,6 +98,7 @@ impl Error {
             | Self::NotForCuda { .. }
             | Self::Output { .. }
             | Self::Io { .. } => exit_code::USAGE,
+            Self::Watch(error) => error.exit_code(),
             Self::Device(_) => exit_code::DEVICE_UNAVAILABLE,
             Self::Export(error) => match error {
                 ExportError::NotSafe(_) | ExportError::Stale { .. } => exit_code::NO_SAFE_CONFIGURATION,

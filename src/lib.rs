@@ -15,11 +15,13 @@
 //! | [`model`] | workloads, one file a family |
 //! | [`data`] | datasets and the loader |
 //! | [`device`] | devices with their memory instrumented |
+//! | [`watch`] | a card's memory seen from outside, and what may be concluded; knows no NVML where it concludes |
+//! | [`doctor`] | whether this machine is fit for a run: facts first, then a pure verdict |
 //! | [`memory`] | events, allocator policies, fragmentation: pure |
 //! | [`units`], [`text`], [`error`], [`exit_code`] | what all of them share |
 //!
-//! Dependencies point one way: `cli → {config, search, report, progress} → trial → train → {model, data, device,
-//! memory}`.
+//! Dependencies point one way: `cli → {config, search, report, progress, watch, doctor} → trial → train → {model, data,
+//! device, memory}`.
 //!
 //! # Invariants
 //!
@@ -50,6 +52,7 @@ pub mod cli;
 pub mod config;
 pub mod data;
 pub mod device;
+pub mod doctor;
 pub mod error;
 pub mod exit_code;
 pub mod memory;
@@ -62,6 +65,7 @@ pub mod text;
 pub mod train;
 pub mod trial;
 pub mod units;
+pub mod watch;
 
 pub use error::Error;
 pub use model::Registry;

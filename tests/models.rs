@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use batchtune::Registry;
 use batchtune::data::loader::{Loader, LoaderConfig};
-use batchtune::data::{self, DataSpec};
+use batchtune::data::{self, DataSpec, HostBatch};
 use batchtune::device::cpu::VirtualDevice;
 use batchtune::device::{DeviceSession, LargestRequest};
 use batchtune::memory::forecast::{Conditions, Forecaster, Method, Probe, Request};
@@ -29,6 +29,8 @@ batchtune::declare_allocator!();
 
 const LIMIT_BYTES: u64 = 2 * GIB;
 const SEED: u64 = 3;
+/// Steps of training before an evaluation.
+const STEPS: usize = 3;
 
 /// The virtual device is the process's.
 static DEVICE: Mutex<()> = Mutex::new(());
@@ -51,10 +53,11 @@ fn every_family_computes_what_pytorch_does() {
 }
 
 #[test]
-fn f32_parameters_with_bfloat16_compute_stay_near() {
-    for name in CASES {
-        let tolerance = Tolerance { loss: 1e-2, gradient: 6e-2 };
-        with_device(|device| Case::open(name).check(device, Precision::MixedBf16, tolerance));
+fn bfloat16_stays_near() {
+    for (name, precision) in CASES.into_iter().zip([Precision::Bf16, Precision::MixedBf16].into_iter().cycle()) {
+        let tolerance = Tolerance::of_bfloat16(name);
+        let off = with_device(|device| Case::open(name).check(device, precision, tolerance));
+        println!("{name} in {precision}: {off:?}");
     }
 }
 
@@ -64,44 +67,53 @@ struct Trained {
     samples: Vec<MemorySample>,
 }
 
+/// Host batches for a model, made before anything is recorded: a loader's own memory is no tensor's.
+fn batches(spec: &ModelSpec, batch_size: usize) -> Vec<HostBatch> {
+    let input = Registry::builtin().input(spec).unwrap();
+    let dataset = data::open(&DataSpec::default(), &input, SEED).unwrap();
+    let mut loader = Loader::start(dataset, LoaderConfig { batch_size, workers: 0, prefetch_depth: 0, seed: SEED });
+    (0..=STEPS).map(|_| loader.next_batch().unwrap()).collect()
+}
+
 /// Trains three steps with batches of this size, an update after each, then evaluates.
 fn train(spec: &ModelSpec, batch_size: usize) -> Trained {
+    let batches = batches(spec, batch_size);
     with_device(|device| {
         let events = Rc::new(RefCell::new(Vec::new()));
         let copy = Rc::clone(&events);
         device.set_event_sink(Some(Box::new(move |piece| copy.borrow_mut().extend_from_slice(piece))));
-        let registry = Registry::builtin();
-        let family = registry.get(&spec.family).unwrap();
-        let dataset = data::open(&DataSpec::default(), &family.input(spec).unwrap(), SEED).unwrap();
-        let mut loader = Loader::start(dataset, LoaderConfig { batch_size, workers: 0, prefetch_depth: 0, seed: SEED });
         let candle = device.candle().clone();
-
-        device.begin_phase(Phase::Build);
-        let context =
-            BuildContext { spec, device: &candle, precision: Precision::F32, batch_norm: BatchNorm::Train, seed: SEED };
-        let mut trainer = Trainer::new(family.build(&context).unwrap(), &TrainSpec::default()).unwrap();
-        device.end_phase().unwrap();
+        let (precision, batch_norm) = (Precision::F32, BatchNorm::Train);
+        let context = BuildContext { spec, device: &candle, precision, batch_norm, seed: SEED };
+        let mut trainer = within(device, Phase::Build, || {
+            let workload = Registry::builtin().get(&spec.family).unwrap().build(&context).unwrap();
+            Trainer::new(workload, &TrainSpec::default()).unwrap()
+        });
         let mut samples = vec![device.sample(0, LargestRequest::Estimate)];
-        for step in 0..3 {
-            device.begin_step(step);
-            device.begin_phase(Phase::Load);
-            let batch = loader.next_batch().unwrap().to_device(&candle).unwrap();
-            device.end_phase().unwrap();
-            trainer.step(&batch, device).unwrap();
-            trainer.update(device).unwrap();
+        for (step, batch) in batches.iter().enumerate() {
+            device.begin_step(step as u32);
+            let batch = within(device, Phase::Load, || batch.to_device(&candle).unwrap());
+            if step < STEPS {
+                trainer.step(&batch, device).unwrap();
+                trainer.update(device).unwrap();
+            } else {
+                trainer.evaluate(&batch, device).unwrap();
+            }
             drop(batch);
-            samples.push(device.sample(step, LargestRequest::Estimate));
+            samples.push(device.sample(step as u32, LargestRequest::Estimate));
         }
-        assert!(trainer.unreached().is_empty());
-        device.begin_phase(Phase::Load);
-        let batch = loader.next_batch().unwrap().to_device(&candle).unwrap();
-        device.end_phase().unwrap();
-        trainer.evaluate(&batch, device).unwrap();
-        samples.push(device.sample(3, LargestRequest::Estimate));
-        drop((batch, trainer));
+        assert_eq!(trainer.unreached(), [""; 0]);
+        drop(trainer);
         device.set_event_sink(None);
         Trained { events: events.take(), samples }
     })
+}
+
+fn within<T>(device: &mut VirtualDevice, phase: Phase, work: impl FnOnce() -> T) -> T {
+    device.begin_phase(phase);
+    let made = work();
+    device.end_phase().unwrap();
+    made
 }
 
 #[test]

@@ -11,6 +11,9 @@ const MAX_RECORDING_BYTES: u64 = 2 << 30;
 /// The longest error text that is read; what matters stands within a few hundred bytes.
 const MAX_TEXT_BYTES: u64 = 16 << 20;
 
+/// The longest recording of a watch that is read; one that we write has at most 96 MiB.
+const MAX_WATCH_BYTES: u64 = 128 << 20;
+
 /// Why an input is not read.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
@@ -57,6 +60,11 @@ pub(super) fn text(path: &Path) -> Result<String, InputError> {
         bytes(path, MAX_TEXT_BYTES)?
     };
     Ok(String::from_utf8_lossy(&data).into_owned())
+}
+
+/// Reads the recording of a watch.
+pub(super) fn watch(path: &Path) -> Result<String, InputError> {
+    Ok(String::from_utf8_lossy(&bytes(path, MAX_WATCH_BYTES)?).into_owned())
 }
 
 fn bytes(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, InputError> {

@@ -16,15 +16,18 @@ use crate::units::Bytes;
 mod check;
 mod completions;
 mod diagnostics;
+mod doctor;
 mod explain_oom;
 mod export;
 mod forecast;
 mod input;
 mod inspect;
 mod known_answer;
+mod models;
 mod replay;
 mod schema;
 mod search;
+mod watch;
 
 pub use forecast::ForecastInputError;
 pub use input::InputError;
@@ -73,6 +76,16 @@ enum Command {
     Replay(ReplayArgs),
     /// Say what an out-of-memory error means, and what to change
     ExplainOom(ExplainOomArgs),
+    /// List the model families and their presets, with the least memory that training them takes
+    Models(ModelsArgs),
+    /// Watch a card's memory from outside, for a program that nobody may change
+    Watch(watch::WatchArgs),
+    /// Look whether this machine is fit for a training run, and say what to change
+    Doctor {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the JSON Schema of the configuration file
     Schema,
     /// Print a completion script for a shell
@@ -260,6 +273,21 @@ struct ExplainOomArgs {
     json: bool,
 }
 
+#[derive(Debug, Args)]
+struct ModelsArgs {
+    /// The family [default: all]
+    family: Option<String>,
+    /// The type of parameters, gradients and the optimizer's state
+    #[arg(long, value_enum, default_value_t = models::PrecisionArg::F32)]
+    precision: models::PrecisionArg,
+    /// The optimizer
+    #[arg(long, value_enum, default_value_t = models::OptimizerArg::Adamw)]
+    optimizer: models::OptimizerArg,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// The allocators of `--backend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
@@ -321,6 +349,9 @@ fn dispatch(cli: Cli, registry: &Registry) -> Result<u8, Error> {
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::ExplainOom(args)) => explain_oom::run(&args),
+        Some(Command::Models(args)) => models::run(&args, registry),
+        Some(Command::Doctor { json }) => doctor::run(Form::of(json)),
+        Some(Command::Watch(args)) => watch::run(&args),
         Some(Command::Schema) => schema::run(),
         Some(Command::Completions { shell }) => completions::run(shell, &mut Cli::command()),
         Some(Command::Worker) => Ok(exit_code::BUG),

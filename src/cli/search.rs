@@ -221,7 +221,7 @@ fn default_study(name: &str) -> PathBuf {
 /// and the third ends the process by the signal itself: this one may hang in a file system that does not answer.
 ///
 /// A file that reaches its limit (`ulimit -f`) is an error of the write, not this process's end.
-fn watch_for_signals(interrupt: &Interrupt) -> Result<(), Error> {
+pub(super) fn watch_for_signals(interrupt: &Interrupt) -> Result<(), Error> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let failed = |source| Error::Io { action: "cannot set up the handling of signals", source };
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).map_err(failed)?;

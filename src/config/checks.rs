@@ -16,6 +16,7 @@ use crate::device::DeviceChoice;
 use crate::trial::command::{CommandSpec, Template};
 
 mod data;
+mod train;
 
 /// Rungs between nothing and the target where `step` is `auto`.
 const AUTO_RUNGS: usize = 8;
@@ -48,6 +49,7 @@ pub fn check(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Che
     checks.check_range();
     checks.check_source_keys();
     checks.check_trials();
+    checks.check_training();
     Checked {
         device: checks.device(),
         batch_size: checks.batch_size(),

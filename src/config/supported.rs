@@ -6,7 +6,6 @@ use super::file::File;
 use super::leaf::list::Devices;
 use super::problem::{Problem, ProblemKind};
 use super::source::Located;
-use crate::train::{BatchNorm, GradientCheckpointing, Precision};
 
 /// Reports every key that asks for something that is not built yet.
 pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Problem>) {
@@ -16,35 +15,13 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
         Devices::Some(devices) => devices.len() > 1,
     };
     let replicas = file.target.replicas.get();
-    let train = &file.train;
-    // A program of the user's own does these itself.
-    let ours = file.command.is_none();
     let refusals = [
         (file.launcher.is_some(), "launcher", "a launcher".to_owned(), "remove it, or write `null`"),
         (many_devices, "devices", "more than one device".to_owned(), "use `auto`, or name one"),
         (replicas > 1, "target.replicas", format!("`{replicas}`, more than one replica,"), "use 1"),
-        (
-            ours && !matches!(train.precision.0, Precision::F32 | Precision::Bf16),
-            "train.precision",
-            word(&train.precision),
-            "use `f32` or `bf16`",
-        ),
-        (
-            ours && train.gradient_checkpointing.0 != GradientCheckpointing::None,
-            "train.gradient_checkpointing",
-            word(&train.gradient_checkpointing),
-            "use `none`",
-        ),
-        (ours && train.batch_norm.0 != BatchNorm::Train, "train.batch_norm", word(&train.batch_norm), "use `train`"),
     ];
     for (_, key, what, instead) in refusals.iter().filter(|(asked, ..)| *asked) {
         let problem = located.problem(ProblemKind::NotSupported, key, &format!("{what} is not supported yet"));
         problems.push(problem.with_hint(instead));
     }
-}
-
-/// A choice as it was written.
-fn word(choice: &impl serde::Serialize) -> String {
-    let written = serde_json::to_value(choice).unwrap_or_default();
-    format!("`{}`", written.as_str().unwrap_or_default())
 }

@@ -156,7 +156,7 @@ impl Field {
                 *joined = Some(HostValues::F32(first));
             }
             (Some(HostValues::U32(joined)), HostValues::U32(values)) => {
-                append(joined, &values[..kept], row, self.padding)
+                append(joined, &values[..kept], row, self.padding);
             }
             (Some(HostValues::F32(joined)), HostValues::F32(values)) => append(joined, &values[..kept], row, 0.0),
             (Some(_), _) => return Err(DataError::SampleType { index }),

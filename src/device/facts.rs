@@ -12,6 +12,10 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
+mod limits;
+
+pub use limits::{HostLimits, Room, Usage, limits};
+
 /// The most that is read of any one file: they are short, and their content is the kernel's.
 const READ_LIMIT_BYTES: u64 = 1 << 20;
 
@@ -60,7 +64,7 @@ fn known_memory(root: &Path) -> Option<HostMemory> {
     let meminfo = read(&root.join("proc/meminfo"));
     let total_bytes = bytes_of(&meminfo, "MemTotal:")?;
     let available_bytes = bytes_of(&meminfo, "MemAvailable:").or_else(|| bytes_of(&meminfo, "MemFree:"))?;
-    let host = control_groups(root).iter().filter_map(|group| group_memory(group)).fold(
+    let host = control_groups(root, "memory").iter().filter_map(|group| group_memory(group)).fold(
         HostMemory { total_bytes, available_bytes },
         |host, group| HostMemory {
             total_bytes: host.total_bytes.min(group.total_bytes),
@@ -81,16 +85,17 @@ const VERSION_1: Hierarchy =
     Hierarchy { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes", inactive_file: "total_inactive_file" };
 const VERSION_2: Hierarchy = Hierarchy { limit: "memory.max", usage: "memory.current", inactive_file: "inactive_file" };
 
-/// The directories of this process's memory control groups, from its own up to the root of each hierarchy.
-fn control_groups(root: &Path) -> Vec<PathBuf> {
+/// The directories of this process's control groups of one controller, from its own up to the root of each hierarchy.
+fn control_groups(root: &Path, controller: &str) -> Vec<PathBuf> {
     let mut directories = Vec::new();
+    let version_1 = format!("sys/fs/cgroup/{controller}");
     for line in read(&root.join("proc/self/cgroup")).lines() {
         let mut parts = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
         let mounts: &[&str] = if controllers.is_empty() {
             &["sys/fs/cgroup", "sys/fs/cgroup/unified"]
-        } else if controllers.split(',').any(|controller| controller == "memory") {
-            &["sys/fs/cgroup/memory"]
+        } else if controllers.split(',').any(|name| name == controller) {
+            &[&version_1]
         } else {
             &[]
         };
@@ -190,7 +195,7 @@ mod tests {
     use crate::units::{GIB, MIB};
 
     /// A root directory with these files.
-    fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
+    pub(super) fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = root.path().join(path);

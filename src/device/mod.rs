@@ -27,6 +27,7 @@ pub mod facts;
 pub(crate) mod limit;
 pub mod nvml;
 pub mod staging;
+pub(crate) mod visible;
 
 /// Which device to train on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

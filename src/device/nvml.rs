@@ -12,6 +12,10 @@ use nvml_wrapper::error::NvmlError;
 
 use crate::units::{Bytes, MIB};
 
+mod health;
+
+pub use health::{CardHealth, Ecc, Exclusive, RemappedRows};
+
 /// Memory that no listed process accounts for is reported from here on; below it is the driver's own.
 const UNACCOUNTED_FROM_BYTES: u64 = 64 * MIB;
 /// The longest process name that is shown.
@@ -105,6 +109,17 @@ impl Monitor {
         })
     }
 
+    /// The CUDA release that the driver supports, as 1000 × major + 10 × minor.
+    pub fn cuda_release(&self) -> Option<u32> {
+        u32::try_from(self.0.sys_cuda_driver_version().ok()?).ok()
+    }
+
+    /// The share of the last moment in which the card was at work, in percent; `None` where it does not tell, as a MIG
+    /// slice does not.
+    pub fn utilisation_percent(&self, id: CardId<'_>) -> Option<u32> {
+        Some(self.device(id).ok()?.utilization_rates().ok()?.gpu)
+    }
+
     /// The processes other than this one that hold memory of a card, the largest first. `own_bytes` is what this
     /// process holds itself, by its own account: used memory that neither it nor a listed process explains is put
     /// down to an unknown one.
@@ -161,7 +176,7 @@ fn accounted(seen: Vec<CardProcess>, own_pid: u32, used_bytes: u64) -> Vec<CardP
 
 /// The name of a process from `/proc`, with nothing in it that could upset a terminal. `None` where it belongs to
 /// another process namespace, or is gone.
-fn process_name(pid: u32) -> Option<String> {
+pub(crate) fn process_name(pid: u32) -> Option<String> {
     let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
     let name: String = String::from_utf8_lossy(&name).trim_end().chars().take(NAME_CHARS).collect();
     let name: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();

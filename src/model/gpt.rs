@@ -17,7 +17,7 @@ use candle_core::{DType, Result, Tensor};
 use super::layers::{BlockDimensions, CausalAttention, CausalMask, LayerNorm, Mlp};
 use super::parameters::{Init, Parameters};
 use super::segments::{self, Pass, Segments};
-use super::spec::{Presets, check_range};
+use super::spec::{MAX_LAYERS, MAX_LENGTH, Presets, check_parameters, check_range};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload, hugging_face};
 use crate::data::{Batch, InputSpec};
 
@@ -36,13 +36,6 @@ const ALL: [(&str, Dimensions); 5] = [
 
 /// The keys of `model` that mean something here.
 const READ: [&str; 7] = ["preset", "config", "sequence_length", "layers", "heads", "hidden_size", "vocabulary_size"];
-
-/// Every layer keeps scores of T × T per head: far below this length they exceed any device.
-const MAX_LENGTH: usize = 1 << 15;
-/// Deeper than any published model; bounds the work of a typing error, and candle's recursion over the graph.
-const MAX_LAYERS: usize = 1024;
-/// A trillion parameters: more cannot be meant for one device.
-const MAX_PARAMETERS: usize = 1 << 40;
 
 /// The GPT family.
 #[derive(Debug)]
@@ -121,13 +114,7 @@ impl Dimensions {
                 reason: format!("{} heads do not divide a `hidden_size` of {}", self.heads, self.width),
             });
         }
-        match self.parameters() {
-            Some(parameters) if parameters <= MAX_PARAMETERS => Ok(()),
-            _ => Err(ModelError::Invalid {
-                field: "hidden_size",
-                reason: format!("{self} has more than {MAX_PARAMETERS} parameters"),
-            }),
-        }
+        check_parameters(self.parameters())
     }
 
     /// Scalar parameters; `None` where they overflow.
@@ -137,13 +124,6 @@ impl Dimensions {
         // Attention 4·D² + 4·D, network 8·D² + 5·D, two norms of 2·D.
         let block = width.checked_mul(width)?.checked_mul(12)?.checked_add(width.checked_mul(13)?)?;
         embeddings.checked_add(block.checked_mul(self.layers)?)?.checked_add(width.checked_mul(2)?)
-    }
-}
-
-impl std::fmt::Display for Dimensions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { layers, width, vocabulary, .. } = self;
-        write!(f, "a model of {layers} layers, hidden size {width} and vocabulary {vocabulary}")
     }
 }
 

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::layers::Llama3Scaling;
-use super::{ModelError, bert, gpt, llama};
+use super::{ModelError, bert, gpt, llama, vit};
 use crate::text::harmless;
 
 /// The longest file. A configuration has a few kilobytes, those that name a thousand classes some fifty.
@@ -34,16 +34,8 @@ impl<'a> Config<'a> {
         struct Kind {
             model_type: Option<String>,
         }
-        let mut config = Self { path, text: String::new() };
-        let file = File::open(path).map_err(|error| config.error(error.to_string()))?;
-        if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            return Err(config.error("it is no file".to_owned()));
-        }
-        let read = file.take(MAX_BYTES + 1).read_to_string(&mut config.text);
-        read.map_err(|error| config.error(error.to_string()))?;
-        if config.text.len() as u64 > MAX_BYTES {
-            return Err(config.error(format!("it is longer than {MAX_BYTES} bytes")));
-        }
+        let error = |reason| ModelError::Config { path: path.to_owned(), reason };
+        let config = Self { path, text: read_text(path, MAX_BYTES).map_err(error)? };
         match config.parse::<Kind>()?.model_type {
             Some(found) if found == model_type => Ok(config),
             found => {
@@ -65,6 +57,21 @@ impl<'a> Config<'a> {
     fn check(&self, is_built: bool, key: &str, value: &dyn std::fmt::Debug) -> Result<(), ModelError> {
         if is_built { Ok(()) } else { Err(self.error(format!("`{key}: {value:?}` is not built"))) }
     }
+}
+
+/// The text of a stranger's file, which may be anything.
+pub(super) fn read_text(path: &Path, limit_bytes: u64) -> Result<String, String> {
+    // Before it is opened: to open a pipe would wait for its writer.
+    if !std::fs::metadata(path).map_err(|error| error.to_string())?.is_file() {
+        return Err("it is no file".to_owned());
+    }
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(limit_bytes + 1).read_to_string(&mut text));
+    read.map_err(|error| error.to_string())?;
+    if text.len() as u64 > limit_bytes {
+        return Err(format!("it is longer than {limit_bytes} bytes"));
+    }
+    Ok(text)
 }
 
 /// The dimensions of a GPT-2.
@@ -123,8 +130,8 @@ pub(super) fn llama(path: &Path) -> Result<llama::Dimensions, ModelError> {
         mlp_bias: Option<bool>,
         rope_theta: Option<f64>,
         // Up to version 4 and from version 5 on.
-        rope_scaling: Option<Rope>,
-        rope_parameters: Option<Rope>,
+        rope_scaling: Option<Frequencies>,
+        rope_parameters: Option<Frequencies>,
     }
     let config = Config::open(path, "llama", "llama")?;
     let found: Llama = config.parse()?;
@@ -151,7 +158,7 @@ pub(super) fn llama(path: &Path) -> Result<llama::Dimensions, ModelError> {
 }
 
 #[derive(Deserialize)]
-struct Rope {
+struct Frequencies {
     rope_type: Option<String>,
     /// The same in older files.
     r#type: Option<String>,
@@ -162,7 +169,7 @@ struct Rope {
     original_max_position_embeddings: Option<usize>,
 }
 
-impl Rope {
+impl Frequencies {
     fn scaling(self, config: &Config<'_>) -> Result<Option<Llama3Scaling>, ModelError> {
         let kind = self.rope_type.or(self.r#type);
         match kind.as_deref() {
@@ -218,6 +225,42 @@ pub(super) fn bert(path: &Path) -> Result<bert::Dimensions, ModelError> {
         types: found.type_vocab_size.unwrap_or(2),
         epsilon: found.layer_norm_eps.unwrap_or(1e-12),
         mask_token: bert::MASK_TOKEN,
+    })
+}
+
+/// The dimensions of a ViT.
+pub(super) fn vit(path: &Path) -> Result<vit::Dimensions, ModelError> {
+    #[derive(Deserialize)]
+    struct Vit {
+        image_size: usize,
+        patch_size: usize,
+        num_channels: Option<usize>,
+        num_hidden_layers: usize,
+        num_attention_heads: usize,
+        hidden_size: usize,
+        intermediate_size: usize,
+        layer_norm_eps: Option<f64>,
+        hidden_act: Option<String>,
+        qkv_bias: Option<bool>,
+        // By the name of each class; a file without one means the library's default, of two.
+        id2label: Option<serde_json::Map<String, serde_json::Value>>,
+    }
+    let config = Config::open(path, "vit", "vit")?;
+    let found: Vit = config.parse()?;
+    let activation = found.hidden_act.as_deref().unwrap_or("gelu");
+    config.check(activation == "gelu", "hidden_act", &activation)?;
+    let channels = found.num_channels.unwrap_or(3);
+    config.check(channels == 3, "num_channels", &channels)?;
+    config.check(found.qkv_bias.unwrap_or(true), "qkv_bias", &false)?;
+    Ok(vit::Dimensions {
+        image: found.image_size,
+        patch: found.patch_size,
+        classes: found.id2label.map_or(2, |labels| labels.len()),
+        layers: found.num_hidden_layers,
+        heads: found.num_attention_heads,
+        width: found.hidden_size,
+        hidden: found.intermediate_size,
+        epsilon: found.layer_norm_eps.unwrap_or(1e-12),
     })
 }
 

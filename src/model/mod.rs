@@ -21,18 +21,16 @@ pub mod bert;
 #[cfg(test)]
 pub(crate) mod contract;
 pub mod convolution;
-#[cfg(test)]
-mod fixture;
 pub mod gpt;
 mod hugging_face;
 pub mod layers;
-pub mod linear;
 pub mod llama;
 pub mod max_pool;
 pub mod parameters;
 pub mod resnet;
 pub mod segments;
 pub mod spec;
+pub mod vit;
 mod weights;
 
 pub use parameters::{Buffers, Parameters};
@@ -130,7 +128,7 @@ pub struct Registry {
 impl Registry {
     /// A registry with the families that come with batchtune.
     pub fn builtin() -> Self {
-        Self::default().with(gpt::Gpt).with(llama::Llama).with(bert::Bert).with(resnet::ResNet)
+        Self::default().with(gpt::Gpt).with(llama::Llama).with(bert::Bert).with(resnet::ResNet).with(vit::Vit)
     }
 
     /// Adds a family. One of the same name is replaced.

@@ -14,6 +14,7 @@ use candle_core::{DType, Result, Tensor};
 use super::convolution::Kernel;
 use super::parameters::{Buffers, Parameters};
 use super::segments::{self, Pass, Segments};
+use super::spec::{Presets, check_range};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload};
 use crate::data::{Batch, InputSpec};
 use crate::train;
@@ -24,14 +25,18 @@ use network::Network;
 
 /// Named dimensions. `nano` is for tests and first steps on a CPU, with images of the size of CIFAR's; the others are
 /// the published ones.
-const PRESETS: [(&str, Dimensions); 6] = [
-    ("nano", Dimensions { image: 32, classes: 10, width: 16, stages: &[1, 1, 1], block: Block::Basic }),
+const PRESETS: Presets<'static, Dimensions> = Presets { family: "resnet", all: &ALL };
+const ALL: [(&str, Dimensions); 6] = [
     ("resnet18", published(&[2, 2, 2, 2], Block::Basic)),
     ("resnet34", published(&[3, 4, 6, 3], Block::Basic)),
     ("resnet50", published(&[3, 4, 6, 3], Block::Bottleneck)),
     ("resnet101", published(&[3, 4, 23, 3], Block::Bottleneck)),
     ("resnet152", published(&[3, 8, 36, 3], Block::Bottleneck)),
+    ("nano", Dimensions { image: 32, classes: 10, width: 16, stages: &[1, 1, 1], block: Block::Basic }),
 ];
+
+/// The keys of `model` that mean something here.
+const READ: [&str; 4] = ["preset", "image_size", "classes", "hidden_size"];
 
 /// ImageNet's images and classes.
 const fn published(stages: &'static [usize], block: Block) -> Dimensions {
@@ -44,6 +49,8 @@ const CHANNELS: usize = 3;
 const MAX_IMAGE: usize = 1 << 14;
 /// A weight for each class and feature: more cannot be meant.
 const MAX_CLASSES: usize = 1 << 24;
+/// The last stage of a bottleneck net has thirty-two times as many channels.
+const MAX_WIDTH: usize = 1 << 14;
 
 /// The ResNet family.
 #[derive(Debug)]
@@ -55,7 +62,7 @@ impl Family for ResNet {
     }
 
     fn presets(&self) -> Vec<&'static str> {
-        PRESETS.iter().map(|(name, _)| *name).collect()
+        PRESETS.names()
     }
 
     fn input(&self, spec: &ModelSpec) -> std::result::Result<InputSpec, ModelError> {
@@ -102,29 +109,21 @@ struct Dimensions {
 impl Dimensions {
     /// The preset's dimensions with the fields of the specification over them.
     fn of(spec: &ModelSpec) -> std::result::Result<Self, ModelError> {
+        spec.refuse_unread("resnet", &READ)?;
         let Some(name) = &spec.preset else {
-            let reason = format!("it is missing (hint: one of {})", preset_names());
+            let reason = format!("it is missing (hint: one of {})", PRESETS.names().join(", "));
             return Err(ModelError::Invalid { field: "preset", reason });
         };
-        let preset = preset(name)?;
+        let preset = PRESETS.get(name)?;
         let dimensions = Self {
             image: spec.image_size.unwrap_or(preset.image),
             classes: spec.classes.unwrap_or(preset.classes),
+            width: spec.hidden_size.unwrap_or(preset.width),
             ..preset
         };
-        if let Some(option) = spec.options.keys().next() {
-            return Err(ModelError::Invalid {
-                field: "options",
-                reason: format!("family `resnet` has no option `{}`", option.escape_debug()),
-            });
-        }
-        let between = |field, value: usize, max: usize| match value {
-            0 => Err(ModelError::Invalid { field, reason: "it is 0".to_owned() }),
-            value if value > max => Err(ModelError::Invalid { field, reason: format!("{value} is over {max}") }),
-            _ => Ok(()),
-        };
-        between("image_size", dimensions.image, MAX_IMAGE)?;
-        between("classes", dimensions.classes, MAX_CLASSES)?;
+        check_range("image_size", dimensions.image, MAX_IMAGE)?;
+        check_range("classes", dimensions.classes, MAX_CLASSES)?;
+        check_range("hidden_size", dimensions.width, MAX_WIDTH)?;
         Ok(dimensions)
     }
 
@@ -197,19 +196,6 @@ impl Block {
         let shortcut = (stride != 1 || inputs != outputs).then(|| kernel(inputs, outputs, 1, stride));
         BlockShape { name, kernels, shortcut }
     }
-}
-
-fn preset(name: &str) -> std::result::Result<Dimensions, ModelError> {
-    let found = PRESETS.iter().find(|(preset, _)| *preset == name);
-    found.map(|(_, dimensions)| *dimensions).ok_or_else(|| ModelError::UnknownPreset {
-        family: "resnet",
-        preset: name.to_owned(),
-        known: preset_names(),
-    })
-}
-
-fn preset_names() -> String {
-    PRESETS.map(|(name, _)| name).join(", ")
 }
 
 /// A ResNet that can be trained.

@@ -96,6 +96,14 @@ impl ModelSpec {
     }
 }
 
+/// The longest sample of tokens: every layer keeps scores of T × T per head, which exceed any device far below this.
+pub const MAX_LENGTH: usize = 1 << 15;
+/// The most blocks. Deeper than any published model; bounds the work of a typing error, and candle's recursion over the
+/// graph.
+pub const MAX_LAYERS: usize = 1024;
+/// A trillion parameters: more cannot be meant for one device.
+pub const MAX_PARAMETERS: usize = 1 << 40;
+
 /// Named sets of dimensions of a family.
 #[derive(Clone, Copy, Debug)]
 pub struct Presets<'a, D> {
@@ -141,6 +149,17 @@ pub fn check_range(field: &'static str, value: usize, max: usize) -> Result<(), 
         0 => Err(ModelError::Invalid { field, reason: "it is 0".to_owned() }),
         value if value > max => Err(ModelError::Invalid { field, reason: format!("{value} is over {max}") }),
         _ => Ok(()),
+    }
+}
+
+/// Refuses a number of parameters that overflows (`None`) or is over [`MAX_PARAMETERS`].
+pub fn check_parameters(count: Option<usize>) -> Result<(), ModelError> {
+    match count {
+        Some(count) if count <= MAX_PARAMETERS => Ok(()),
+        _ => Err(ModelError::Invalid {
+            field: "hidden_size",
+            reason: format!("the model has more than {MAX_PARAMETERS} parameters"),
+        }),
     }
 }
 

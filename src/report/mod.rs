@@ -8,6 +8,7 @@
 //! [`export::Format`].
 
 pub mod export;
+pub mod html;
 pub mod recommendation;
 pub mod table;
 

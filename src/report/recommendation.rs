@@ -14,6 +14,7 @@ use crate::trial::outcome::StepQuantiles;
 
 mod file;
 mod made;
+mod notes;
 mod validate;
 
 pub use file::{ReportError, write_whole};
@@ -44,6 +45,9 @@ pub struct Recommendation {
     pub rejected: Vec<Rejected>,
     /// What the workload should be told about.
     pub warnings: Vec<String>,
+    /// What else there is to be said of the answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// Where it was measured.
     pub environment: DeviceFacts,
     /// How it came about.
@@ -169,6 +173,9 @@ pub struct Alternative {
     pub prefetch_depth: usize,
     /// Batches staged on the device.
     pub device_prefetch: usize,
+    /// Recomputation of activations; absent where there is none.
+    #[serde(default, skip_serializing_if = "GradientCheckpointing::is_none")]
+    pub gradient_checkpointing: GradientCheckpointing,
     /// End to end.
     pub samples_per_second: f64,
     /// Highest V.
@@ -188,6 +195,9 @@ pub struct Rejected {
     pub prefetch_depth: usize,
     /// Batches staged on the device.
     pub device_prefetch: usize,
+    /// Recomputation of activations; absent where there is none.
+    #[serde(default, skip_serializing_if = "GradientCheckpointing::is_none")]
+    pub gradient_checkpointing: GradientCheckpointing,
     /// How its trial ended; `skipped` without one.
     pub outcome: String,
     /// Why it was ruled out.

@@ -8,6 +8,7 @@ use crate::memory::FragmentationMetric;
 use crate::search::recommend::Status;
 use crate::search::{History, JudgedTrial, staged};
 use crate::text::harmless;
+use crate::train::GradientCheckpointing;
 use crate::trial::Measurement;
 use crate::trial::statistics::Trust;
 use crate::units::{Bytes, Fraction, plural};
@@ -54,7 +55,7 @@ fn row(trial: &JudgedTrial) -> [String; 8] {
     [
         record.spec.id.to_string(),
         record.spec.purpose.to_string(),
-        format!("{} × {}", point.batch_size, point.accumulation_steps),
+        format!("{} × {}{}", point.batch_size, point.accumulation_steps, recomputing(point.gradient_checkpointing)),
         format!("{} × {}", point.loader_workers, point.prefetch_depth),
         told(|measurement| measurement.samples_per_second > 0.0).map_or_else(dash, |measurement| {
             format!("{}{:.1}", if is_certain(trial) { "" } else { "~" }, measurement.samples_per_second)
@@ -127,12 +128,16 @@ fn answer(recommendation: &Recommendation) -> String {
         for rejected in &recommendation.rejected {
             let _ = writeln!(
                 text,
-                "  {} × {}: {}",
+                "  {} × {}{}: {}",
                 rejected.batch_size,
                 rejected.accumulation_steps,
+                recomputing(rejected.gradient_checkpointing),
                 single_line(&rejected.reason)
             );
         }
+    }
+    for note in &recommendation.notes {
+        let _ = writeln!(text, "Note: {}", printable(note.lines().next().unwrap_or_default()));
     }
     for warning in &recommendation.warnings {
         let _ = writeln!(text, "Warning: {}", printable(warning.lines().next().unwrap_or_default()));
@@ -147,13 +152,19 @@ fn headline(status: Status, recommended: &Recommended) -> String {
         Status::None => "None",
     };
     format!(
-        "{title}: batch size {} × {} = {}, {}, prefetch depth {}\n",
+        "{title}: batch size {} × {} = {}, {}, prefetch depth {}{}\n",
         recommended.batch_size,
         plural(recommended.accumulation_steps, "accumulation step"),
         recommended.effective_batch_size,
         plural(recommended.loader_workers, "loader worker"),
         recommended.prefetch_depth,
+        recomputing(recommended.gradient_checkpointing),
     )
+}
+
+/// What stands after a batch whose activations are recomputed.
+fn recomputing(mode: GradientCheckpointing) -> String {
+    if mode.is_none() { String::new() } else { format!(", recomputing {mode}") }
 }
 
 fn figures(measured: &Measured) -> String {

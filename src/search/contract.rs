@@ -6,7 +6,8 @@ use super::knowledge::Nothing;
 use super::machine::{Machine, before_soak};
 use super::scripted::{Played, Script, plan, play};
 use super::{Ask, Conclusion, History, JudgedTrial, Space, StrategyKind, staged, strategy};
-use crate::trial::{Outcome, Purpose};
+use crate::train::GradientCheckpointing;
+use crate::trial::{Outcome, Point, Purpose};
 use crate::units::MIB;
 
 const KINDS: [StrategyKind; 2] = [StrategyKind::Staged, StrategyKind::Grid];
@@ -95,30 +96,44 @@ fn simulated() -> impl proptest::strategy::Strategy<Value = Machine> {
 proptest! {
     #[test]
     fn an_exact_forecast_never_runs_out_of_memory_and_takes_eight_trials_at_most(
-        machine in simulated(), target in 4usize..200, workers in 0usize..3,
+        machine in simulated(), target in 4usize..200, workers in 0usize..3, is_auto: bool,
     ) {
         let mut plan = plan(target);
+        if is_auto {
+            plan.train.gradient_checkpointing = GradientCheckpointing::Auto;
+        }
         plan.search.loader_workers = [vec![0], vec![0, 1], vec![0, 1, 2, 4]][workers].clone();
         let (played, history) = machine.play(&mut *strategy(&plan, usize::MAX), &plan);
         let trials = history.trials();
         let out_of_memory = |trial: &&JudgedTrial| matches!(trial.record.outcome, Outcome::OutOfMemory { .. });
         // The smallest is measured, not forecast.
-        prop_assert_eq!(trials.iter().skip(1).filter(out_of_memory).count(), 0);
-        let breaches = trials.iter().skip(1).filter(|trial| !trial.is_safe()).count();
+        let later = || trials.iter().filter(|trial| trial.record.spec.purpose != Purpose::Smallest);
+        prop_assert_eq!(later().filter(out_of_memory).count(), 0);
+        let breaches = later().filter(|trial| !trial.is_safe()).count();
         if breaches == 0 {
-            prop_assert!(before_soak(&played) <= staged::TRIALS_BEFORE_SOAK, "{:?}", played.sizes());
+            let recomputes = |point: &Point| point.gradient_checkpointing == GradientCheckpointing::Blocks;
+            let probes = played.trials.iter().filter(|(purpose, point)| *purpose == Purpose::Probe && recomputes(point));
+            let (probes, sizes) = (probes.count(), usize::from(is_auto));
+            // With recomputation: its probes, a trial, and its own smallest where no other mode runs.
+            prop_assert!(before_soak(&played) <= staged::TRIALS_BEFORE_SOAK + probes + sizes, "{:?}", played.sizes());
             let is_other = |purpose: &Purpose| {
                 matches!(purpose, Purpose::Smallest | Purpose::Probe | Purpose::Throughput | Purpose::Soak)
             };
             let full_size = |purpose: &Purpose| !is_other(purpose);
             let full_size = played.trials.iter().filter(|(purpose, _)| full_size(purpose)).count();
-            prop_assert!(full_size <= staged::FULL_SIZE_TRIALS, "{:?}", played.sizes());
+            prop_assert!(full_size <= staged::FULL_SIZE_TRIALS + sizes, "{:?}", played.sizes());
         }
     }
 
     #[test]
-    fn the_staged_search_is_as_fast_as_the_grid(machine in simulated(), target in 4usize..65) {
-        let plan = plan(target);
+    fn the_staged_search_is_as_fast_as_the_grid(
+        machine in simulated(), target in 4usize..65, recomputation in proptest::option::of(0.0..0.6_f64),
+    ) {
+        let mut plan = plan(target);
+        if recomputation.is_some() {
+            plan.train.gradient_checkpointing = GradientCheckpointing::Auto;
+        }
+        let machine = Machine { recomputation: recomputation.unwrap_or_default(), ..machine };
         let (found, staged) = machine.play(&mut *strategy(&plan, usize::MAX), &plan);
         let mut thorough = plan.clone();
         thorough.search.strategy = StrategyKind::Grid;
@@ -130,6 +145,27 @@ proptest! {
         match (rate(&found, &staged), rate(&best, &grid)) {
             (Some(found), Some(best)) => prop_assert!(found >= 0.985 * best, "{found} against {best}"),
             (found, best) => prop_assert_eq!(found, best),
+        }
+    }
+}
+
+#[test]
+fn a_grid_runs_both_ways_to_keep_activations_and_goes_on_where_one_does_not_run() {
+    let mut plan = plan(8);
+    plan.search.strategy = StrategyKind::Grid;
+    plan.train.gradient_checkpointing = GradientCheckpointing::Auto;
+    let is_plain = |point: &Point| point.gradient_checkpointing == GradientCheckpointing::None;
+    let played = play(&mut *strategy(&plan, usize::MAX), &plan, |spec| Script::healthy(&spec.point));
+    assert_eq!(played.trials.iter().filter(|(_, point)| is_plain(point)).count(), 4 + 1);
+    assert_eq!(played.trials.len(), 2 * 4 + 1);
+    let fails = Script::Ends(Outcome::Failed { message: "of one piece".to_owned() });
+    for ends in [Script::out_of_memory(), fails] {
+        for plain_ends in [true, false] {
+            let played = play(&mut *strategy(&plan, usize::MAX), &plan, |spec| {
+                if is_plain(&spec.point) == plain_ends { ends.clone() } else { Script::healthy(&spec.point) }
+            });
+            let Conclusion::Safe(point) = &played.conclusion else { panic!("{:?}", played.conclusion) };
+            assert_eq!((is_plain(point), played.trials.len()), (!plain_ends, 1 + 4 + 1));
         }
     }
 }

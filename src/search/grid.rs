@@ -31,12 +31,25 @@ impl Grid {
 
 impl Strategy for Grid {
     fn ask(&mut self, history: &History, _knowledge: &dyn Knowledge) -> Ask {
-        if let Some(end) = history.trials().first().and_then(end_of_smallest) {
+        let mut running = Vec::new();
+        let mut end = None;
+        for smallest in self.points.iter().take(self.space.modes().len()) {
+            let Some(trial) = history.measured(smallest) else {
+                return Ask::Run { point: smallest.clone(), purpose: Purpose::Smallest };
+            };
+            match end_of_smallest(trial) {
+                None => running.push(smallest.gradient_checkpointing),
+                // Another way to keep activations may need less, or run at all.
+                Some(ended) => end = end.or(Some(ended)),
+            }
+        }
+        if let Some(end) = end.filter(|_| running.is_empty()) {
             return Ask::Finished(end);
         }
-        if let Some(point) = self.points.iter().find(|point| history.measured(point).is_none()) {
-            let purpose = if history.trials().is_empty() { Purpose::Smallest } else { Purpose::Grid };
-            return Ask::Run { point: point.clone(), purpose };
+        let is_missing =
+            |point: &&Point| running.contains(&point.gradient_checkpointing) && history.measured(point).is_none();
+        if let Some(point) = self.points.iter().find(is_missing) {
+            return Ask::Run { point: point.clone(), purpose: Purpose::Grid };
         }
         for trial in ranked(history, &self.space) {
             let point = trial.record.spec.point.clone();

@@ -15,6 +15,8 @@ use crate::device::DeviceFacts;
 use crate::memory::policy::native::Native;
 use crate::memory::trace::{TraceHeader, TraceWriter};
 use crate::memory::{AllocatorKind, Event, Mark, MemorySample, Ordinal, Phase, Player, Rates, Stream};
+use crate::train::GradientCheckpointing;
+use crate::trial::outcome::StepTimes;
 use crate::trial::spec::{PROBE_EVALUATION_AFTER, PROBE_UPDATES, trace_path};
 use crate::trial::{
     Executor, ExecutorError, Measurement, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
@@ -36,6 +38,8 @@ pub(crate) struct Machine {
     pub(crate) sample_seconds: f64,
     /// The share of the time that a step without a loader worker waits. Workers share what it takes to make a batch.
     pub(crate) data_wait: f64,
+    /// What recomputing activations adds to the time of a step, as a share of it: a forward pass.
+    pub(crate) recomputation: f64,
     /// Where probes leave their recordings.
     pub(crate) study: Option<PathBuf>,
     /// What it was asked to run, in order.
@@ -52,6 +56,7 @@ impl Machine {
             fixed_seconds: 0.05,
             sample_seconds: 0.01,
             data_wait: 0.0,
+            recomputation: 0.3,
             study: None,
             ran: Vec::new(),
         }
@@ -59,6 +64,25 @@ impl Machine {
 
     /// What a trial of this shape allocates and frees.
     pub(crate) fn events(&self, batch_size: usize, accumulation: usize, updates: u32) -> Vec<Event> {
+        self.tape(batch_size, accumulation, updates, Self::step)
+    }
+
+    /// What so many updates at a point allocate and free.
+    pub(crate) fn events_at(&self, point: &Point, updates: u32) -> Vec<Event> {
+        let step = match point.gradient_checkpointing {
+            GradientCheckpointing::Blocks => Self::recomputing_step,
+            GradientCheckpointing::None | GradientCheckpointing::Auto => Self::step,
+        };
+        self.tape(point.batch_size, point.trial_accumulation(), updates, step)
+    }
+
+    fn tape(
+        &self,
+        batch_size: usize,
+        accumulation: usize,
+        updates: u32,
+        one_step: fn(&Self, u64, &mut Vec<Ordinal>, &mut Tape),
+    ) -> Vec<Event> {
         let mut tape = Tape::default();
         tape.phase(Phase::Build);
         let weights: Vec<Ordinal> = self.weights.iter().map(|bytes| tape.alloc(*bytes)).collect();
@@ -68,7 +92,7 @@ impl Machine {
             for _ in 0..accumulation {
                 tape.events.push(Event::Mark(Mark::Step(step)));
                 step += 1;
-                self.step(batch_size as u64, &mut gradients, &mut tape);
+                one_step(self, batch_size as u64, &mut gradients, &mut tape);
             }
             tape.phase(Phase::Optimizer);
             if update == 0 {
@@ -110,6 +134,33 @@ impl Machine {
         tape.free(input);
     }
 
+    /// A step that keeps an eighth of the activations and makes the others of one layer again when they are needed.
+    fn recomputing_step(&self, batch_size: u64, gradients: &mut Vec<Ordinal>, tape: &mut Tape) {
+        tape.phase(Phase::Load);
+        let input = tape.alloc(1000 * batch_size);
+        tape.phase(Phase::Forward);
+        let kept: Vec<Ordinal> = self
+            .activations
+            .iter()
+            .map(|bytes| {
+                let all = tape.alloc(bytes * batch_size);
+                let kept = tape.alloc(bytes / 8 * batch_size);
+                tape.free(all);
+                kept
+            })
+            .collect();
+        tape.phase(Phase::Backward);
+        let has_sum = !gradients.is_empty();
+        for (layer, kept) in kept.into_iter().enumerate().rev() {
+            let again = tape.alloc(self.activations[layer] * batch_size);
+            let gradient = tape.alloc(self.weights[layer]);
+            tape.free(again);
+            tape.free(kept);
+            if has_sum { tape.free(gradient) } else { gradients.push(gradient) }
+        }
+        tape.free(input);
+    }
+
     /// Runs a trial.
     pub(crate) fn record(&self, spec: &TrialSpec) -> TrialRecord {
         if spec.is_throughput() {
@@ -121,7 +172,7 @@ impl Machine {
         let updates = if spec.is_probe() { PROBE_UPDATES } else { 4 };
         let limit = if spec.is_probe() { u64::MAX } else { self.limit_bytes };
         let mut player = Player::new(Box::new(Native::new(limit)));
-        let events = self.events(spec.point.batch_size, spec.point.trial_accumulation(), updates);
+        let events = self.events_at(&spec.point, updates);
         player.play_all(&events);
         let state = player.state();
         if let Some(overrun) = player.take_overrun() {
@@ -150,6 +201,7 @@ impl Machine {
         let measurement = base.measurement.map(|measurement| Measurement {
             samples_per_second: rate,
             data_wait_fraction: wait,
+            phases: StepTimes { forward_ms: 100.0 * self.recomputation, total_ms: 100.0, ..measurement.phases },
             ..measurement
         });
         TrialRecord { spec: spec.clone(), measurement, ..base }.canonical()
@@ -158,7 +210,11 @@ impl Machine {
     /// Samples a second of steps that never wait.
     fn rate(&self, point: &Point) -> f64 {
         let batch = point.batch_size as f64;
-        batch / (self.fixed_seconds + self.sample_seconds * batch)
+        let more = match point.gradient_checkpointing {
+            GradientCheckpointing::Blocks => 1.0 + self.recomputation,
+            GradientCheckpointing::None | GradientCheckpointing::Auto => 1.0,
+        };
+        batch / (more * (self.fixed_seconds + self.sample_seconds * batch))
     }
 
     /// The share of the time that a step waits.
@@ -199,7 +255,7 @@ impl Machine {
             let record = self.record(&spec);
             let verdict = if spec.is_judged() { rules::judge(&record, &plan.safety) } else { Verdict::default() };
             if spec.is_probe() && record.completed() {
-                let events = self.events(spec.point.batch_size, spec.point.trial_accumulation(), PROBE_UPDATES);
+                let events = self.events_at(&spec.point, PROBE_UPDATES);
                 knowledge.add(&spec.point, events);
             }
             history.tell(JudgedTrial { record, verdict });
@@ -210,7 +266,7 @@ impl Machine {
     fn write_trace(&self, study: &Path, spec: &TrialSpec) {
         let file = File::create(trace_path(study, &spec.point)).unwrap();
         let mut writer = TraceWriter::new(file, &TraceHeader::default()).unwrap();
-        let events = self.events(spec.point.batch_size, spec.point.trial_accumulation(), PROBE_UPDATES);
+        let events = self.events_at(&spec.point, PROBE_UPDATES);
         writer.write(&events).unwrap();
         writer.finish().unwrap();
     }

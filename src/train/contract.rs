@@ -9,7 +9,7 @@ use super::{BatchNorm, GradientCheckpointing, OptimizerKind, Precision, TrainSpe
 use crate::data::loader::{Loader, LoaderConfig};
 use crate::data::{self, Batch, DataSpec};
 use crate::model::contract::small;
-use crate::model::{BuildContext, ModelError, Registry, Workload};
+use crate::model::{Buffers, BuildContext, ModelError, Registry, Workload};
 
 const SEED: u64 = 4;
 const PRECISIONS: [Precision; 5] =
@@ -80,7 +80,7 @@ fn accumulation_gives_the_gradient_of_the_whole_batch() {
             let (losses, expected) = gradients(workload(), spec, &[&whole]);
             let (parts, found) = gradients(workload(), spec, &[&first, &second]);
             assert!(
-                (losses[0] - (parts[0] + parts[1]) / 2.0).abs() < 1e-5 * losses[0],
+                (losses[0] - f64::midpoint(parts[0], parts[1])).abs() < 1e-5 * losses[0],
                 "{family}: {losses:?} {parts:?}"
             );
             let difference = difference(&found, &expected);
@@ -118,7 +118,7 @@ fn recomputation_leaves_the_running_statistics_that_the_plain_pass_leaves() {
             let values = |tensor: &Tensor| -> Vec<f32> {
                 tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
             };
-            buffers.into_iter().flat_map(|buffers| buffers.iter()).map(|(_, buffer)| values(buffer)).collect::<Vec<_>>()
+            buffers.into_iter().flat_map(Buffers::iter).map(|(_, buffer)| values(buffer)).collect::<Vec<_>>()
         };
         assert_eq!(statistics(GradientCheckpointing::Blocks), statistics(GradientCheckpointing::None), "{family}");
     }

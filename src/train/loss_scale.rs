@@ -39,8 +39,14 @@ impl LossScale {
         self.scale
     }
 
-    /// Tells of an update whose gradients were all finite.
-    pub(super) fn good(&mut self) {
+    /// Tells of an update: `true` where all gradients were finite, `false` where it was skipped.
+    pub(super) fn tell(&mut self, is_finite: bool) {
+        if !is_finite {
+            self.scale *= BACKOFF;
+            self.good_updates = 0;
+            self.hopeless_updates += u32::from(self.scale < 1.0);
+            return;
+        }
         self.good_updates += 1;
         if self.good_updates == GROWTH_INTERVAL {
             self.good_updates = 0;
@@ -48,15 +54,6 @@ impl LossScale {
             if self.scale * GROWTH <= f64::from(f32::MAX) {
                 self.scale *= GROWTH;
             }
-        }
-    }
-
-    /// Tells of an update that was skipped.
-    pub(super) fn bad(&mut self) {
-        self.scale *= BACKOFF;
-        self.good_updates = 0;
-        if self.scale < 1.0 {
-            self.hopeless_updates += 1;
         }
     }
 
@@ -73,31 +70,31 @@ mod tests {
     #[test]
     fn two_thousand_good_updates_in_a_row_double_the_scale() {
         let mut scale = LossScale::default();
-        (1..GROWTH_INTERVAL).for_each(|_| scale.good());
+        (1..GROWTH_INTERVAL).for_each(|_| scale.tell(true));
         assert!((scale.scale() - 65_536.0).abs() < 0.5);
-        scale.good();
+        scale.tell(true);
         assert!((scale.scale() - 131_072.0).abs() < 0.5);
-        (1..GROWTH_INTERVAL).for_each(|_| scale.good());
-        scale.bad();
-        (1..GROWTH_INTERVAL).for_each(|_| scale.good());
+        (1..GROWTH_INTERVAL).for_each(|_| scale.tell(true));
+        scale.tell(false);
+        (1..GROWTH_INTERVAL).for_each(|_| scale.tell(true));
         assert!((scale.scale() - 65_536.0).abs() < 0.5, "the row begins anew after a bad one");
     }
 
     #[test]
     fn the_scale_never_leaves_what_f32_can_hold() {
         let mut scale = LossScale::default();
-        (0..200 * GROWTH_INTERVAL).for_each(|_| scale.good());
+        (0..200 * GROWTH_INTERVAL).for_each(|_| scale.tell(true));
         assert!((scale.scale() as f32).is_finite() && scale.scale() > 1e38);
     }
 
     #[test]
     fn only_a_scale_that_stays_under_one_is_lost() {
         let mut scale = LossScale::default();
-        (0..16).for_each(|_| scale.bad());
+        (0..16).for_each(|_| scale.tell(false));
         assert!((scale.scale() - 1.0).abs() < 1e-9 && !scale.is_lost());
-        (0..2).for_each(|_| scale.bad());
+        (0..2).for_each(|_| scale.tell(false));
         assert!(!scale.is_lost());
-        scale.bad();
+        scale.tell(false);
         assert!(scale.is_lost());
     }
 }

@@ -102,6 +102,13 @@ pub enum GradientCheckpointing {
     Auto,
 }
 
+impl GradientCheckpointing {
+    /// Whether nothing is recomputed. By reference, as serde asks.
+    pub fn is_none(&self) -> bool {
+        matches!(self, Self::None)
+    }
+}
+
 impl fmt::Display for GradientCheckpointing {
     /// As the configuration writes it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

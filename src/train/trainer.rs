@@ -96,11 +96,7 @@ impl Trainer {
             }
             gradients.clear();
             if let Some(loss_scale) = loss_scale {
-                if is_good {
-                    loss_scale.good()
-                } else {
-                    loss_scale.bad()
-                }
+                loss_scale.tell(is_good);
                 gradients.scale_losses_by(loss_scale.scale());
             }
             Ok(())

@@ -84,6 +84,7 @@ impl Series {
             checkpoint_bytes: self.checkpoint_bytes,
             batches_per_second: None,
             batch_bytes: None,
+            has_batch_norm: false,
         }
     }
 

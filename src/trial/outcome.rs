@@ -190,6 +190,9 @@ pub struct Measurement {
     /// Bytes of the largest batch in host memory; `None` where a program of the user's own loads them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch_bytes: Option<u64>,
+    /// Whether the model keeps running statistics, as one with batch normalisation does.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_batch_norm: bool,
 }
 
 impl Measurement {
@@ -285,7 +288,9 @@ mod tests {
     #[test]
     fn what_an_earlier_version_wrote_is_read_and_what_it_did_not_know_is_not_written() {
         let value = serde_json::to_value(Measurement::default()).unwrap();
-        assert!(value.get("batches_per_second").is_none() && value.get("batch_bytes").is_none());
+        for name in ["batches_per_second", "batch_bytes", "has_batch_norm"] {
+            assert!(value.get(name).is_none(), "{name}");
+        }
         assert_eq!(serde_json::from_value::<Measurement>(value).unwrap(), Measurement::default());
     }
 

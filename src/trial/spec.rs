@@ -73,6 +73,9 @@ impl fmt::Display for Point {
         if self.device_prefetch > 0 {
             write!(f, ", {} on device", self.device_prefetch)?;
         }
+        if !self.gradient_checkpointing.is_none() {
+            write!(f, ", recomputing {}", self.gradient_checkpointing)?;
+        }
         if let Some(conf) = &self.alloc_conf {
             write!(f, ", {conf}")?;
         }

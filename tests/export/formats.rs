@@ -325,7 +325,11 @@ fn batch_normalisation_under_accumulation_is_warned_of() {
             let output = Bench::new(recommendation).tune_export(&["--format", format]);
             crate::support::text_of(&output.stderr)
         };
-        assert!(said(&recommendation()).contains("micro-batches of 8, not over 64"), "{format}");
+        let over_replicas = said(&recommendation());
+        assert!(over_replicas.contains("micro-batches of 8, not over 64"), "{format}");
+        assert!(over_replicas.contains("torch.nn.SyncBatchNorm for those of all replicas"), "{format}");
+        let alone = said(&with("/recommended/effective_batch_size", 32.into()));
+        assert!(alone.contains("`train.batch_norm: frozen`") && !alone.contains("SyncBatchNorm"), "{format}");
         let mut without = with("/recommended/accumulation_steps", 1.into());
         without["recommended"]["effective_batch_size"] = 8.into();
         assert!(!said(&without).contains("batch normalisation"), "{format}");

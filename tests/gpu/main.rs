@@ -13,6 +13,7 @@
 mod faults;
 mod hook;
 mod memory;
+mod models;
 mod staging;
 mod support;
 mod tables;

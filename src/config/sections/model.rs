@@ -10,7 +10,7 @@ use crate::config::leaf::text::Text;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelFile {
-    /// The family: gpt, or one that your own binary registers. Required.
+    /// The family: gpt, llama, bert or another that `tune models` lists, your own binary's among them. Required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub family: Option<Text>,
     /// A named set of dimensions of the family; the keys below override it.
@@ -46,8 +46,8 @@ pub struct ModelFile {
     /// Distinct classes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub classes: Option<Whole<1, 16_777_216>>,
-    /// A safetensors file with values for the parameters, relative to the configuration file; by default they are drawn
-    /// from the seed.
+    /// Safetensors with values for the parameters, relative to the configuration file: a file, the index of several, or
+    /// the folder of either. By default they are drawn from the seed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<Text>,
     /// A config.json of Hugging Face's, relative to the configuration file; it stands where a preset would.

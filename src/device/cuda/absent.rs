@@ -4,6 +4,11 @@ use std::convert::Infallible;
 
 use crate::device::{AllocatorKind, DeviceChoice, DeviceError, DeviceSession, LimitSpec};
 
+/// The release of the toolkit that this was built with, as 1000 × major + 10 × minor: none.
+pub fn toolkit() -> Option<u32> {
+    None
+}
+
 /// Whether there is a CUDA device that this build can use: never.
 pub fn is_present() -> Result<bool, DeviceError> {
     Ok(false)

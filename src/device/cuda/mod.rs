@@ -83,6 +83,11 @@ pub fn apply_pool(ordinal: usize, limit_bytes: u64) -> Result<PoolGuard, DeviceE
     Ok(PoolGuard { pool: current_pool(context, limit_bytes)?, _claim: claim })
 }
 
+/// The release of the toolkit that this was built with, as 1000 × major + 10 × minor.
+pub fn toolkit() -> Option<u32> {
+    Some(sys::CUDA_VERSION)
+}
+
 /// The context of a device, once it is sure that the device can do what is needed.
 fn context(ordinal: usize) -> Result<Arc<CudaContext>, DeviceError> {
     let device = DeviceChoice::Cuda(ordinal);

@@ -46,6 +46,7 @@ pub mod recording;
 pub mod replay;
 pub mod report;
 pub mod run;
+pub mod shape;
 pub mod size;
 
 #[cfg(test)]

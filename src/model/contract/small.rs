@@ -18,6 +18,15 @@ pub(crate) fn small(family: &str) -> ModelSpec {
         "llama" => ModelSpec { heads: Some(4), key_value_heads: Some(2), intermediate_size: Some(48), ..transformer },
         "bert" => ModelSpec { intermediate_size: Some(48), ..transformer },
         "resnet" => ModelSpec { preset: Some("nano".to_owned()), image_size: Some(24), ..spec },
+        "vit" => ModelSpec {
+            image_size: Some(8),
+            patch_size: Some(4),
+            classes: Some(10),
+            intermediate_size: Some(48),
+            sequence_length: None,
+            vocabulary_size: None,
+            ..transformer
+        },
         other => panic!("add small dimensions for family `{other}`"),
     }
 }

@@ -164,4 +164,24 @@ mod tests {
         let after = detached.forward(&x, &mask).unwrap().abs().unwrap().max_all().unwrap();
         assert!(after.to_scalar::<f32>().unwrap() < f32::MIN_POSITIVE);
     }
+
+    #[test]
+    fn grouped_heads_are_those_of_repeated_keys_and_values() {
+        let value = |seed: usize, shape: [usize; 4]| {
+            let values: Vec<f32> =
+                (0..shape.iter().product::<usize>()).map(|at| (at * (31 + seed) % 17) as f32 / 8.0 - 1.0).collect();
+            Tensor::from_vec(values, &shape[..], &Device::Cpu).unwrap()
+        };
+        let (query, key, shared) = (value(0, [2, 6, 5, 4]), value(1, [2, 2, 5, 4]), value(2, [2, 2, 5, 4]));
+        let mask = CausalMask::new(5, &Device::Cpu).unwrap().broadcast(2, 6, 5).unwrap();
+        // Heads 0 to 2 share the first of the two.
+        let repeated = |x: &Tensor| {
+            let x = x.unsqueeze(2).unwrap().broadcast_as((2, 2, 3, 5, 4)).unwrap();
+            x.reshape((2, 6, 5, 4)).unwrap()
+        };
+        let ours = attend(&query, &key, &shared, Some(&mask)).unwrap();
+        let plain = attend(&query, &repeated(&key), &repeated(&shared), Some(&mask)).unwrap();
+        let difference = (ours - plain).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+        assert!(difference < 1e-6, "{difference}");
+    }
 }

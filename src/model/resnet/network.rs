@@ -7,9 +7,9 @@ use candle_core::{DType, Result, Tensor};
 use super::{BlockShape, Dimensions};
 use crate::model::batch_norm::BatchNorm;
 use crate::model::convolution::{Convolution, Kernel};
-use crate::model::linear::Linear;
+use crate::model::layers::Linear;
 use crate::model::max_pool::max_pool;
-use crate::model::parameters::{Buffers, Init, Parameters};
+use crate::model::parameters::{Buffers, Parameters};
 use crate::model::segments::Pass;
 use crate::train;
 
@@ -30,10 +30,11 @@ impl Network {
         let mut maker = Maker { parameters, buffers, mode };
         let stem = maker.unit(["conv1", "bn1"], dimensions.stem())?;
         let blocks = dimensions.blocks().iter().map(|shape| maker.residual(shape)).collect::<Result<_>>()?;
-        // As PyTorch starts a linear layer.
         let features = dimensions.features();
-        let start = Init::Uniform(1.0 / (features as f32).sqrt());
-        let head = Linear::create(maker.parameters, "fc", [features, dimensions.classes], [start; 2])?;
+        // The deviation of the uniform distribution that PyTorch starts a linear layer with.
+        let deviation = 1.0 / (3.0 * features as f32).sqrt();
+        let head = Linear::create(maker.parameters, "fc", [dimensions.classes, features], deviation)?;
+        let head = head.with_bias(maker.parameters, "fc")?;
         Ok(Self { stem, blocks, head })
     }
 
@@ -45,7 +46,7 @@ impl Network {
     /// The mean over the last image, and a linear map of it.
     pub(super) fn logits(&self, x: &Tensor) -> Result<Tensor> {
         let pooled = x.to_dtype(DType::F32)?.flatten_from(2)?.mean(2)?; // [B, C]
-        self.head.forward(&pooled.to_dtype(x.dtype())?) // [B, K]
+        self.head.rows(&pooled.to_dtype(x.dtype())?.unsqueeze(1)?) // [B, K]
     }
 
     pub(super) fn detached(&self) -> Self {

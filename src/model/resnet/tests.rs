@@ -1,7 +1,6 @@
 use candle_core::Device;
 
 use super::*;
-use crate::model::fixture;
 use crate::train::Precision;
 
 fn spec(preset: &str) -> ModelSpec {
@@ -57,7 +56,7 @@ fn a_built_model_has_the_parameters_that_were_computed() {
 
 #[test]
 fn names_are_those_of_torchvision() {
-    let dimensions = preset("resnet50").unwrap();
+    let dimensions = PRESETS.get("resnet50").unwrap();
     let blocks = dimensions.blocks();
     assert_eq!(blocks.len(), 16);
     assert_eq!(blocks[3].name, "layer2.0");
@@ -80,6 +79,8 @@ fn dimensions_that_cannot_be_meant_name_their_field() {
     assert_eq!(field(&ModelSpec { preset: None, ..spec("nano") }), "preset");
     assert_eq!(field(&ModelSpec { image_size: Some(0), ..spec("nano") }), "image_size");
     assert_eq!(field(&ModelSpec { image_size: Some(1 << 20), ..spec("nano") }), "image_size");
+    assert_eq!(field(&ModelSpec { hidden_size: Some(0), ..spec("nano") }), "hidden_size");
+    assert_eq!(field(&ModelSpec { heads: Some(2), ..spec("nano") }), "heads");
     assert_eq!(field(&ModelSpec { classes: Some(0), ..spec("nano") }), "classes");
     assert_eq!(field(&ModelSpec { classes: Some(usize::MAX), ..spec("nano") }), "classes");
     let mut odd = spec("nano");
@@ -143,21 +144,6 @@ fn bfloat16_follows_f32() {
         let gradients = loss.backward().unwrap();
         for (name, variable) in rounded.parameters().iter() {
             assert_eq!(gradients.get(variable).map(Tensor::dtype), Some(precision.parameter_dtype()), "{name}");
-        }
-    }
-}
-
-#[test]
-fn pytorch_trains_to_the_same_losses_gradients_and_statistics() {
-    let bottleneck = Dimensions { image: 23, classes: 7, width: 4, stages: &[1, 2], block: Block::Bottleneck };
-    let basic = Dimensions { width: 8, ..preset("nano").unwrap() };
-    for (name, dimensions) in [("resnet_basic", basic), ("resnet_bottleneck", bottleneck)] {
-        for (suffix, batch_norm) in [("", train::BatchNorm::Train), ("_frozen", train::BatchNorm::Frozen)] {
-            let name = format!("{name}{suffix}");
-            let spec = ModelSpec { weights: Some(fixture::path(&name, "safetensors")), ..ModelSpec::default() };
-            let precision = Precision::F32;
-            let context = BuildContext { spec: &spec, device: &Device::Cpu, precision, batch_norm, seed: 0 };
-            fixture::compare(&name, || Box::new(ResNetWorkload::create(&context, &dimensions).unwrap()));
         }
     }
 }

@@ -125,10 +125,14 @@ pub(super) fn loader_note(answer: &Answer<'_>) -> Option<String> {
 pub(super) fn batch_norm_notes(answer: &Answer<'_>) -> Vec<String> {
     let recommended = answer.recommended;
     let text = match recommended.batch_norm {
-        BatchNorm::Train if recommended.accumulation_steps > 1 => format!(
-            "batch normalisation, if the model has any, takes its statistics over micro-batches of {}, not over {} samples (hint: `train.batch_norm: frozen`, or group normalisation)",
-            recommended.batch_size, recommended.effective_batch_size
-        ),
+        BatchNorm::Train if recommended.accumulation_steps > 1 => {
+            let over_replicas =
+                if answer.replicas() > 1 { "torch.nn.SyncBatchNorm for those of all replicas, " } else { "" };
+            format!(
+                "batch normalisation, if the model has any, takes its statistics over micro-batches of {}, not over {} samples (hint: {over_replicas}`train.batch_norm: frozen`, or group normalisation)",
+                recommended.batch_size, recommended.effective_batch_size
+            )
+        }
         BatchNorm::Train => return Vec::new(),
         BatchNorm::Frozen => {
             "batch normalisation was measured frozen: put its layers in eval() after every model.train()".to_owned()

@@ -2,11 +2,11 @@
 
 use super::{
     Allocator, Alternative, Forecast, Fragmentation, Measured, Provenance, Recommendation, Recommended, Rejected,
-    SCHEMA,
+    SCHEMA, notes,
 };
 use crate::config::Plan;
 use crate::device::DeviceFacts;
-use crate::search::knowledge::probed::Summary;
+use crate::search::knowledge::probed::{Recomputation, Summary};
 use crate::search::recommend::{front, standing};
 use crate::search::{History, JudgedTrial, Skip, Space, rules, staged};
 use crate::trial::command::allocator_of;
@@ -30,6 +30,8 @@ pub struct Source<'a> {
     pub forecast: Option<Summary>,
     /// The peak rate of the recommended point under PyTorch's native allocator, where it was computed.
     pub native_peak_rate: Option<f64>,
+    /// What recomputation does at the recommended batch size, where both ways to keep activations were forecast.
+    pub recomputation: Option<Recomputation>,
     /// The device.
     pub facts: &'a DeviceFacts,
     /// When the study began, RFC 3339.
@@ -53,7 +55,8 @@ impl Recommendation {
             forecast: source.forecast.as_ref().map(forecast),
             alternatives: alternatives(source.history, &space, standing.point()),
             rejected: rejected(source),
-            warnings: warnings(source.history),
+            warnings: warnings(source, trial),
+            notes: notes::recomputation(source, &space),
             environment: source.facts.clone(),
             provenance: provenance(source),
         }
@@ -98,7 +101,7 @@ fn measured(source: &Source<'_>, trial: &JudgedTrial) -> Option<Measured> {
     let limit_bytes = record.samples.iter().map(|sample| sample.limit_bytes).max();
     // A program that does not report has no samples; the limit is the device's all the same.
     let limit_bytes = limit_bytes.unwrap_or(source.facts.limit_bytes);
-    let rates: Vec<f64> = steady().filter_map(|sample| rules::fragmentation::rate(sample, safety)).collect();
+    let rates: Vec<f64> = rules::fragmentation::rates(&record.samples, safety).map(|(_, rate)| rate).collect();
     Some(Measured {
         samples_per_second: measurement.samples_per_second,
         step_ms: measurement.step_ms,
@@ -143,6 +146,7 @@ fn alternatives(history: &History, space: &Space, chosen: Option<&Point>) -> Vec
                 loader_workers: point.loader_workers,
                 prefetch_depth: point.prefetch_depth,
                 device_prefetch: point.device_prefetch,
+                gradient_checkpointing: point.gradient_checkpointing,
                 samples_per_second: measurement.samples_per_second,
                 peak_reserved_bytes: measurement.peak_reserved_bytes,
             })
@@ -157,6 +161,7 @@ fn rejected(source: &Source<'_>) -> Vec<Rejected> {
         loader_workers: point.loader_workers,
         prefetch_depth: point.prefetch_depth,
         device_prefetch: point.device_prefetch,
+        gradient_checkpointing: point.gradient_checkpointing,
         outcome: outcome.to_owned(),
         reason,
     };
@@ -173,10 +178,11 @@ fn rejected(source: &Source<'_>) -> Vec<Rejected> {
     tried.chain(skipped).collect()
 }
 
-/// Every distinct warning of the trials, in the order in which they came up.
-fn warnings(history: &History) -> Vec<String> {
-    let mut warnings: Vec<String> = Vec::new();
-    for warning in history.trials().iter().flat_map(|trial| &trial.record.warnings) {
+/// What is to be known of the answer, and every distinct warning of the trials in the order in which they came up.
+fn warnings(source: &Source<'_>, answer: Option<&JudgedTrial>) -> Vec<String> {
+    let mut warnings: Vec<String> =
+        answer.and_then(|trial| notes::batch_statistics(source, trial)).into_iter().collect();
+    for warning in source.history.trials().iter().flat_map(|trial| &trial.record.warnings) {
         if !warnings.contains(warning) {
             warnings.push(warning.clone());
         }

@@ -16,6 +16,7 @@ impl Running<'_> {
             skipped: &self.skipped,
             forecast: self.knowledge.summary(standing.point(), &self.history),
             native_peak_rate: standing.point().and_then(|point| self.knowledge.native_peak_rate(point)),
+            recomputation: standing.point().and_then(|point| self.knowledge.recomputation(point)),
             facts: &self.facts,
             started: &self.study.started,
             seconds: self.clock.elapsed().as_secs_f64(),

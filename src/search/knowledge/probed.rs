@@ -23,6 +23,10 @@ use crate::trial::statistics::round_for_json;
 use crate::trial::{Measurement, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec};
 use crate::units::Bytes;
 
+mod recomputation;
+
+pub use recomputation::Recomputation;
+
 /// How far an affine forecast may be off where no third probe told: lines through transformers' peaks were 8-14 % off.
 const UNKNOWN_ERROR_PERCENT: f64 = 15.0;
 /// An affine forecast's error at a third tiny probe is no bound of the error at a large batch.

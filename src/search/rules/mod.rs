@@ -181,7 +181,11 @@ pub fn judge(trial: &TrialRecord, safety: &SafetyPlan) -> Verdict {
 
 /// The samples that rules read: those after the warm-up.
 fn steady(samples: &[MemorySample]) -> impl Iterator<Item = &MemorySample> {
-    samples.iter().filter(|sample| sample.step > WARM_UP_STEPS)
+    samples.iter().filter(|sample| is_steady(sample))
+}
+
+fn is_steady(sample: &MemorySample) -> bool {
+    sample.step > WARM_UP_STEPS
 }
 
 #[cfg(test)]

@@ -3,23 +3,25 @@
 //! An affine forecast still helps: a rung that breaks a rule even if the forecast is as far off as it may be is not run.
 
 use super::settle::Settled;
-use super::{Safe, Staged, View, breach_reason, worth_measuring};
+use super::{Safe, Staged, View, breach_reason, largest_of, worth_measuring};
 use crate::search::Ask;
 use crate::search::space::Pair;
 use crate::train::GradientCheckpointing;
 use crate::trial::Purpose;
 
 impl Staged {
-    /// The safe ones among the largest pairs up to the largest safe size.
+    /// The safe ones among the largest pairs up to the largest safe size, above those known to be safe in other modes.
     pub(super) fn pairs_by_ladder<'a>(
         &mut self,
         view: View<'a>,
         mode: GradientCheckpointing,
+        others: &[Safe<'a>],
     ) -> Result<Vec<Safe<'a>>, Ask> {
-        let Some(largest) = self.largest_safe(view, mode)? else { return Ok(Vec::new()) };
+        let floor = largest_of(others);
+        let Some(largest) = self.largest_safe(view, mode, floor)? else { return Ok(Vec::new()) };
         let mut safe: Vec<Safe<'a>> = Vec::new();
-        for pair in self.space.pairs().iter().filter(|pair| pair.batch_size <= largest) {
-            match self.settle(view, self.base_point(*pair, mode), Purpose::Accumulation) {
+        for pair in self.pairs_above(others).into_iter().filter(|pair| pair.batch_size <= largest) {
+            match self.settle(view, self.base_point(pair, mode), Purpose::Accumulation) {
                 Settled::Safe(found) => safe.push(found),
                 Settled::Needs(ask) if worth_measuring(&safe) => return Err(ask),
                 Settled::Needs(_) | Settled::Broken(_) => {}
@@ -28,17 +30,22 @@ impl Staged {
         Ok(safe)
     }
 
-    /// The largest safe size, or the next trial that finds it.
-    fn largest_safe(&mut self, view: View<'_>, mode: GradientCheckpointing) -> Result<Option<usize>, Ask> {
+    /// The largest safe size, or the next trial that finds it. `floor` is safe already: it was in a mode that needs more.
+    fn largest_safe(
+        &mut self,
+        view: View<'_>,
+        mode: GradientCheckpointing,
+        floor: Option<usize>,
+    ) -> Result<Option<usize>, Ask> {
         let smallest = self.space.pairs().last().copied();
-        let mut largest = smallest
-            .filter(|pair| {
-                let settled = self.settle(view, self.base_point(*pair, mode), Purpose::Smallest);
-                matches!(settled, Settled::Safe(_))
-            })
-            .map(|pair| pair.batch_size);
+        let smallest = smallest.filter(|pair| {
+            let settled = self.settle(view, self.base_point(*pair, mode), Purpose::Smallest);
+            matches!(settled, Settled::Safe(_))
+        });
+        let mut largest = floor.or(smallest.map(|pair| pair.batch_size));
         let mut broken: Option<(usize, String)> = None;
-        let rungs = self.space.rungs();
+        let mut rungs = self.space.rungs();
+        rungs.retain(|rung| floor.is_none_or(|floor| *rung > floor));
         let start = rungs.first().copied();
         for rung in rungs {
             let pair = self.space.pair_of(rung);

@@ -9,6 +9,7 @@
 //!    first, and a model of the step time tells which could not.
 //!    Or by measuring ([`ladder`]): from half of the target upward, rung by rung, until a rule breaks; that rung is
 //!    rolled back. Where even the start breaks, bisection below it. Then the largest pairs as they would run.
+//!    Where activations may be recomputed ([`recompute`]), that is looked at after, for sizes that did not fit without.
 //! 4. **Remedies** ([`settle`]): a size that fragments though memory is left gets less in flight first, and its cache
 //!    handed back, before a smaller batch is taken.
 //! 5. **Loader** ([`loader`]): where the step waits, the loader is run alone with more workers, and the fewest that make
@@ -21,7 +22,8 @@
 //!
 //! # How many trials
 //! With an exact forecast at most [`TRIALS_BEFORE_SOAK`] run before the soak (the smallest, two to five probes, the rest at
-//! most [`FULL_SIZE_TRIALS`] of full size), and up to [`THROUGHPUT_TRIALS`] of the loader alone, which have no model. The
+//! most [`FULL_SIZE_TRIALS`] of full size; where recomputation is part of the search, its probes and the first trial with
+//! it come on top), and up to [`THROUGHPUT_TRIALS`] of the loader alone, which have no model. The
 //! loader takes [`LOADER_TRIALS`] at most, with real steps or without. These bounds stop a search for a better point,
 //! never the one for a safe point.
 
@@ -36,11 +38,13 @@ mod forecast;
 mod ladder;
 mod loader;
 mod probes;
+mod recompute;
 mod settle;
 mod soak;
 mod staging;
 
 pub use loader::{LOADER_TRIALS, THROUGHPUT_TRIALS};
+use recompute::largest_of;
 
 /// Pairs that are measured of one way to keep activations. More would cost trials and win nothing: throughput hardly ever
 /// rises as the micro-batch shrinks.
@@ -102,12 +106,9 @@ impl Staged {
         };
         let mut found: Vec<Safe<'_>> = Vec::new();
         for mode in modes {
-            // Recomputing activations buys memory with time: where the whole target fits without, there is no need.
-            let largest = self.space.pairs().first();
-            if found.iter().any(|(point, _)| Some(point.batch_size) == largest.map(|pair| pair.batch_size)) {
-                break;
+            if self.may_help(view, mode, &found) {
+                found.extend(self.safe_of_mode(view, mode, &found)?);
             }
-            found.extend(self.best_of_mode(view, mode)?);
         }
         let Some((point, trial)) = best(found) else {
             return Ok(Ask::Finished(Conclusion::NoSafePoint));
@@ -139,14 +140,18 @@ impl Staged {
         Ok(Err(Conclusion::NoSafePoint))
     }
 
-    /// Stages 2 and 3: the best pair of one way to keep activations.
-    fn best_of_mode<'a>(&mut self, view: View<'a>, mode: GradientCheckpointing) -> Result<Option<Safe<'a>>, Ask> {
-        let found = if self.is_forecast_exactly(view, mode)? {
-            self.pairs_by_forecast(view, mode)?
-        } else {
-            self.pairs_by_ladder(view, mode)?
-        };
-        Ok(best(found))
+    /// Stages 2 and 3: the safe pairs of one way to keep activations, above those that are safe in a faster one.
+    fn safe_of_mode<'a>(
+        &mut self,
+        view: View<'a>,
+        mode: GradientCheckpointing,
+        others: &[Safe<'a>],
+    ) -> Result<Vec<Safe<'a>>, Ask> {
+        let is_exact = self.is_forecast_exactly(view, mode)?;
+        if self.fails(view, mode) {
+            return Ok(Vec::new());
+        }
+        if is_exact { self.pairs_by_forecast(view, mode, others) } else { self.pairs_by_ladder(view, mode, others) }
     }
 }
 

@@ -69,8 +69,15 @@ impl Staged {
         remedies
     }
 
-    /// Whether a trial may be spent on something better than what there is.
+    /// Whether a trial may be spent on something better than what there is. What it takes to look at another mode than the
+    /// first, its probes and a trial, is not held against the rest.
     pub(super) fn has_room(&self, view: View<'_>) -> bool {
+        let is_of_another_mode =
+            |record: &TrialRecord| Some(&record.spec.point.gradient_checkpointing) != self.space.modes().first();
+        let others =
+            || view.history.trials().iter().map(|trial| &trial.record).filter(|record| is_of_another_mode(record));
+        let other_probes = others().filter(|record| record.spec.is_probe()).count();
+        let other_sizes = others().filter(|record| is_of_full_size(record)).count().min(1);
         let count = |counts: fn(&TrialRecord) -> bool| {
             view.history.trials().iter().filter(|trial| counts(&trial.record)).count()
         };
@@ -78,12 +85,16 @@ impl Staged {
             self.space.modes().iter().any(|mode| view.knowledge.method(self.probed_kind(*mode)) == Some(Method::Exact));
         if is_exact {
             let before = count(|record| !record.spec.is_soak() && !record.spec.is_throughput());
-            let full_size = count(|record| record.spec.is_measuring() && record.spec.purpose != Purpose::Smallest);
-            before < TRIALS_BEFORE_SOAK && full_size < FULL_SIZE_TRIALS
+            before < TRIALS_BEFORE_SOAK + other_probes + other_sizes
+                && count(is_of_full_size) < FULL_SIZE_TRIALS + other_sizes
         } else {
             count(|record| matches!(record.spec.purpose, Purpose::Loader | Purpose::Remedy)) < PERIPHERY_TRIALS
         }
     }
+}
+
+fn is_of_full_size(record: &TrialRecord) -> bool {
+    record.spec.is_measuring() && record.spec.purpose != Purpose::Smallest
 }
 
 /// Whether a trial ran to its end and broke the rule on fragmentation alone.

@@ -219,6 +219,88 @@ fn recomputation_is_searched_only_where_the_target_does_not_fit_without() {
     assert!(matches!(&tight.conclusion, Conclusion::Safe(point) if point.batch_size == 16), "{:?}", tight.conclusion);
 }
 
+/// The trials of a search with `gradient_checkpointing: auto`: purpose, micro-batch, and whether blocks are recomputed.
+fn auto(machine: &Machine, target: usize) -> (Played, Vec<(Purpose, usize, bool)>) {
+    let mut plan = plan(target);
+    plan.train.gradient_checkpointing = GradientCheckpointing::Auto;
+    let played = played(machine, &plan);
+    let recomputes = |point: &Point| point.gradient_checkpointing == GradientCheckpointing::Blocks;
+    let trials = played.trials.iter().map(|(purpose, point)| (*purpose, point.batch_size, recomputes(point))).collect();
+    (played, trials)
+}
+
+fn recommends_blocks(played: &Played) -> bool {
+    matches!(&played.conclusion, Conclusion::Safe(point) if point.gradient_checkpointing == GradientCheckpointing::Blocks)
+}
+
+/// Eight layers, so that one at a time is little.
+fn deep() -> Machine {
+    Machine { weights: vec![5 * MIB; 8], activations: vec![MIB / 2; 8], limit_bytes: 700 * MIB, ..Machine::new() }
+}
+
+#[test]
+fn larger_micro_batches_are_probed_with_recomputation_and_win_only_if_they_are_faster() {
+    // Half of a plain step at 64 samples does not depend on their number; 256 fit with recomputation.
+    let machine = Machine { fixed_seconds: 0.64, ..deep() };
+    let expected = [
+        (Smallest, 1, false),
+        (Probe, 2, false),
+        (Probe, 3, false),
+        (Accumulation, 64, false),
+        (Probe, 2, true),
+        (Probe, 3, true),
+        (Ladder, 256, true),
+    ];
+    for (recomputation, size) in [(0.3, 256), (0.7, 64)] {
+        let (played, trials) = auto(&Machine { recomputation, ..machine.clone() }, 256);
+        assert_eq!(trials[..7], expected, "{:?}", played.skipped);
+        assert_eq!((chosen(&played), recommends_blocks(&played)), (size, size == 256), "{trials:?}");
+        assert_eq!(trials.len(), 8, "{trials:?}");
+    }
+}
+
+#[test]
+fn recomputation_is_left_alone_where_no_larger_batch_is_fast_enough_to_pay_for_it() {
+    let (played, trials) = auto(&deep(), 256);
+    assert!(trials.iter().all(|(.., recomputes)| !recomputes), "{trials:?}");
+    let is_told = |skip: &Skip| {
+        skip.point.gradient_checkpointing == GradientCheckpointing::Blocks && skip.reason.starts_with("cannot win")
+    };
+    assert!(played.skipped.iter().any(is_told), "{:?}", played.skipped);
+}
+
+#[test]
+fn a_machine_too_small_for_one_plain_sample_recomputes() {
+    // 500 MiB of activations a sample, of which recomputation keeps an eighth.
+    let machine =
+        Machine { activations: vec![100 * MIB; 5], weights: vec![MIB; 5], limit_bytes: 450 * MIB, ..Machine::new() };
+    let (played, trials) = auto(&machine, 4);
+    assert_eq!(trials[..2], [(Smallest, 1, false), (Smallest, 1, true)]);
+    assert!(recommends_blocks(&played), "{trials:?} {:?}", played.conclusion);
+}
+
+#[test]
+fn a_model_of_one_piece_is_searched_without_recomputation() {
+    let mut plan = plan(64);
+    plan.train.gradient_checkpointing = GradientCheckpointing::Auto;
+    let played = play(&mut staged(&plan), &plan, |spec| match spec.point.gradient_checkpointing {
+        GradientCheckpointing::Blocks => {
+            Script::Ends(Outcome::Failed { message: "the model is of one piece".to_owned() })
+        }
+        _ if spec.point.batch_size > 16 => Script::out_of_memory(),
+        _ => healthy(spec),
+    });
+    let recomputing =
+        played.trials.iter().filter(|(_, point)| point.gradient_checkpointing == GradientCheckpointing::Blocks);
+    assert_eq!(recomputing.count(), 1);
+    assert_eq!((chosen(&played), recommends_blocks(&played)), (16, false));
+    assert!(
+        played.skipped.iter().any(|skip| skip.reason == "failed: the model is of one piece"),
+        "{:?}",
+        played.skipped
+    );
+}
+
 #[test]
 fn after_a_failed_soak_the_pairs_that_could_not_win_come_before_the_smallest() {
     let plan = plan(256);

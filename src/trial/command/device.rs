@@ -6,13 +6,11 @@
 use std::path::Path;
 
 use crate::device::limit::{self, CardMemory};
-use crate::device::nvml::{CardId, Monitor};
+use crate::device::nvml::Monitor;
+use crate::device::visible::{VISIBLE_DEVICES, visible};
 use crate::device::{DeviceChoice, DeviceError, DeviceFacts, cpu, facts};
 use crate::memory::policy::{AllocConf, Backend};
 use crate::memory::{AllocatorKind, LimitSpec};
-
-/// The variable that says which cards a process may see.
-pub(super) const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
 /// A device and how the program is brought onto it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,36 +75,6 @@ fn on_the_host(limit: LimitSpec) -> Result<Placement, DeviceError> {
     Ok(Placement { facts: cpu::facts_of_host(limit)?, visible_devices: None })
 }
 
-/// One of the cards that a process may see.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Visible {
-    Index(u32),
-    Uuid(String),
-}
-
-impl Visible {
-    fn id(&self) -> CardId<'_> {
-        match self {
-            Self::Index(index) => CardId::Index(*index),
-            Self::Uuid(uuid) => CardId::Uuid(uuid),
-        }
-    }
-}
-
-/// The cards that `CUDA_VISIBLE_DEVICES` leaves of `cards`. As with CUDA, the list ends at the first name that is no
-/// card's. (CUDA C++ Programming Guide, "CUDA Environment Variables")
-fn visible(variable: Option<&str>, cards: u32) -> Vec<Visible> {
-    let Some(list) = variable else { return (0..cards).map(Visible::Index).collect() };
-    let card = |name: &str| {
-        let name = name.trim();
-        match name.parse::<u32>() {
-            Ok(index) => (index < cards).then_some(Visible::Index(index)),
-            Err(_) => name.starts_with("GPU-").then(|| Visible::Uuid(name.to_owned())),
-        }
-    };
-    list.split(',').map_while(card).collect()
-}
-
 /// The allocator that a process with these settings uses. Settings that cannot be read are the program's to refuse.
 pub fn allocator_of(conf: Option<&str>) -> AllocatorKind {
     let conf: AllocConf = conf.and_then(|conf| conf.parse().ok()).unwrap_or_default();
@@ -133,17 +101,6 @@ pub fn conf_of(allocator: AllocatorKind) -> Option<&'static str> {
 mod tests {
     use super::*;
     use crate::units::Bytes;
-
-    #[test]
-    fn visible_cards_are_those_of_the_variable_in_its_order() {
-        let index = |list: &[u32]| list.iter().copied().map(Visible::Index).collect::<Vec<_>>();
-        assert_eq!(visible(None, 2), index(&[0, 1]));
-        assert_eq!(visible(Some("1, 0"), 2), index(&[1, 0]));
-        assert_eq!(visible(Some(""), 2), []);
-        assert_eq!(visible(Some("1,7,0"), 2), index(&[1]));
-        assert_eq!(visible(Some("-1"), 2), []);
-        assert_eq!(visible(Some("GPU-ab"), 0), [Visible::Uuid("GPU-ab".to_owned())]);
-    }
 
     #[test]
     fn settings_and_allocators_name_each_other() {

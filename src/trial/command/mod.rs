@@ -25,6 +25,7 @@ use super::process::{OomKills, Patience};
 use super::spawn::{GpuBaseline, GpuUse, Launch, Running, SpawnError, Spawner, Start};
 use super::spec::{TrialSpec, trace_path};
 use crate::device::nvml::CardId;
+use crate::device::visible::VISIBLE_DEVICES;
 use crate::device::{DeviceChoice, DeviceFacts};
 use crate::memory::{AllocatorKind, LimitSpec, MemorySample};
 use crate::text::{harmless, with_causes};
@@ -46,7 +47,7 @@ pub use device::{allocator_of, conf_of};
 pub use spec::{ALLOC_CONF, CommandSpec};
 pub use template::{Placeholder, Template, UnknownPlaceholder};
 
-use device::{Placement, VISIBLE_DEVICES};
+use device::Placement;
 use host::HostReader;
 use remarks::{incomplete_soak, unreported, unsampled};
 use report::Reader;

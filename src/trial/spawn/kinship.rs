@@ -11,7 +11,7 @@ const GENERATIONS: usize = 64;
 
 /// The processes of a command.
 #[derive(Clone, Debug)]
-pub(super) struct Kin {
+pub(crate) struct Kin {
     group: u32,
     /// Those found so far, with the time they started at: a number may be used again.
     known: HashMap<u32, u64>,
@@ -19,12 +19,12 @@ pub(super) struct Kin {
 
 impl Kin {
     /// Those of the process group `group`, which a process of that number leads.
-    pub(super) fn of(group: u32) -> Self {
+    pub(crate) fn of(group: u32) -> Self {
         Self { group, known: HashMap::new() }
     }
 
     /// Whether `process` is one of them.
-    pub(super) fn includes(&mut self, process: u32) -> bool {
+    pub(crate) fn includes(&mut self, process: u32) -> bool {
         let Some(first) = Place::of(process) else { return false };
         if self.known.get(&process) == Some(&first.started) {
             return true;
@@ -47,27 +47,27 @@ impl Kin {
 
 /// Where a process stands among the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) parent: u32,
-    pub(super) group: u32,
+pub(crate) struct Place {
+    pub(crate) parent: u32,
+    pub(crate) group: u32,
     /// In clock ticks since the machine started: with its number, what names a process.
-    pub(super) started: u64,
+    pub(crate) started: u64,
     /// Whether it has ended, and only waits to be reaped.
-    pub(super) ended: bool,
+    pub(crate) ended: bool,
 }
 
 impl Place {
-    pub(super) fn of(process: u32) -> Option<Self> {
+    pub(crate) fn of(process: u32) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
     }
 
     /// Those of all processes that can be seen.
-    pub(super) fn of_all() -> Vec<(u32, Self)> {
+    pub(crate) fn of_all() -> Vec<(u32, Self)> {
         Self::of_all_but(&HashSet::new())
     }
 
     /// Those of all processes that can be seen, without some.
-    pub(super) fn of_all_but(known: &HashSet<u32>) -> Vec<(u32, Self)> {
+    pub(crate) fn of_all_but(known: &HashSet<u32>) -> Vec<(u32, Self)> {
         let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
         processes
             .filter_map(|entry| {
@@ -79,12 +79,12 @@ impl Place {
     }
 
     /// Whether `process` still is the one that was here, and has not ended.
-    pub(super) fn is_of_living(&self, process: u32) -> bool {
+    pub(crate) fn is_of_living(&self, process: u32) -> bool {
         Self::of(process).is_some_and(|now| now.started == self.started && !now.ended)
     }
 
     /// The fields `state`, `ppid`, `pgrp` and `starttime`. The name before them may itself hold parentheses and spaces.
-    fn parse(stat: &str) -> Option<Self> {
+    pub(crate) fn parse(stat: &str) -> Option<Self> {
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
         let ended = matches!(fields.next()?, "Z" | "X");
         let parent = fields.next()?.parse().ok()?;

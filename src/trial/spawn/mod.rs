@@ -50,6 +50,8 @@ pub use gpu_memory::{Attribution, CardReader, CardReading, GpuBaseline, GpuUse, 
 pub use python::Unsuitable;
 pub use running::{End, Exit, Running};
 
+pub(crate) use kinship::{Kin, Place};
+
 use python::Python;
 use server::{Server, ServerError};
 

@@ -47,6 +47,16 @@ pub(super) trait Training {
 
     /// See [`Trainer::checkpoint`].
     fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError>;
+
+    /// See [`Trainer::has_diverged`].
+    fn has_diverged(&self) -> bool {
+        false
+    }
+
+    /// Whether the model keeps running statistics.
+    fn has_batch_norm(&self) -> bool {
+        false
+    }
 }
 
 impl Training for Trainer {
@@ -68,6 +78,14 @@ impl Training for Trainer {
 
     fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
         Trainer::checkpoint(self, path, session)
+    }
+
+    fn has_diverged(&self) -> bool {
+        Trainer::has_diverged(self)
+    }
+
+    fn has_batch_norm(&self) -> bool {
+        self.workload().buffers().is_some()
     }
 }
 

@@ -38,6 +38,10 @@ struct Script {
     out_of_memory: Option<(Phase, usize)>,
     /// A loss that is no number in this step.
     no_number: Option<u32>,
+    /// The update after which no scale of the loss helps.
+    lost_update: Option<u32>,
+    /// A model with running statistics.
+    batch_norm: bool,
     /// The workload's own error in this step.
     error: Option<u32>,
     /// A panic in this step.
@@ -189,6 +193,12 @@ impl Training for FakeTrainer {
     }
     fn evaluate(&self, _batch: &Batch, session: &mut dyn DeviceSession) -> Result<f64, StepError> {
         phase(session, Phase::Evaluation).map(|_| 0.25)
+    }
+    fn has_diverged(&self) -> bool {
+        self.script.lost_update == Some(self.updates)
+    }
+    fn has_batch_norm(&self) -> bool {
+        self.script.batch_norm
     }
     fn unreached(&self) -> &[String] {
         &self.unreached
@@ -657,6 +667,18 @@ fn failures_of_the_workload_end_in_their_own_outcomes() {
     assert_eq!((failed, clean), (Outcome::DeviceError { message: "an illegal memory access".to_owned() }, false));
     let (diverged, clean) = outcome(Script { no_number: Some(3), ..Script::default() });
     assert_eq!((diverged, clean), (Outcome::Diverged { step: 3 }, true));
+    // Two steps an update.
+    let (diverged, clean) = outcome(Script { lost_update: Some(2), ..Script::default() });
+    assert_eq!((diverged, clean), (Outcome::Diverged { step: 3 }, true));
+}
+
+#[test]
+fn a_model_with_running_statistics_is_told_of() {
+    let told = |batch_norm| {
+        let told = run(&spec(Purpose::Ladder, 4), &Script { batch_norm, ..Script::default() });
+        told.measurement.unwrap().has_batch_norm
+    };
+    assert!(told(true) && !told(false));
 }
 
 #[test]

@@ -134,7 +134,7 @@ impl Trial<'_> {
             }
         }
         self.warn_of_skipped(&feed.skipped())?;
-        Ok(self.series.measure(self.spec))
+        Ok(Measurement { has_batch_norm: training.has_batch_norm(), ..self.series.measure(self.spec) })
     }
 
     fn build(&mut self) -> Result<Box<dyn Training>, Halt> {
@@ -161,6 +161,9 @@ impl Trial<'_> {
         if is_update {
             let result = training.update(&mut self.session);
             optimizer = self.judge(result)?;
+            if training.has_diverged() {
+                return Err(Halt::Ended(Outcome::Diverged { step: self.finished }));
+            }
         }
         drop(batch);
         match self.spec.point.trim {

@@ -1,0 +1,51 @@
+//! Sizes as functions of a shape: a batch, a length, the side of an image.
+//!
+//! [`size`](super::size) follows one number, the batch. A real run varies more: each batch is padded to its own longest
+//! sample, so every step has another shape. Sizes are still exact, because a tensor's bytes are a product of its
+//! dimensions and each dimension is one of the axes or a constant. So a size is a polynomial of the axes with whole
+//! numbers, of one power in the batch and of two in the others (attention's scores are `T²`), and a handful of tiny probes
+//! determine it: see [`fit`].
+//!
+//! What is no such polynomial (padding to a multiple, a workspace that an algorithm asks for) is bounded from its samples
+//! and makes the forecast `affine`.
+
+mod fit;
+mod monomial;
+mod ratio;
+
+pub use fit::{Polynomial, SizeFit, fit};
+pub use monomial::{Monomial, monomials};
+
+/// The most axes that a shape has.
+pub const MAX_AXES: usize = 4;
+
+/// Values of the axes, in the order of their names. The first is the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Shape {
+    values: [u64; MAX_AXES],
+    axes: usize,
+}
+
+impl Shape {
+    /// A shape of these values. `None` where there are none or more than [`MAX_AXES`].
+    pub fn new(values: &[u64]) -> Option<Self> {
+        if values.is_empty() || values.len() > MAX_AXES {
+            return None;
+        }
+        let mut padded = [1; MAX_AXES];
+        for (place, value) in padded.iter_mut().zip(values) {
+            *place = *value;
+        }
+        Some(Self { values: padded, axes: values.len() })
+    }
+
+    /// The values.
+    pub fn values(&self) -> &[u64] {
+        self.values.get(..self.axes).unwrap_or_default()
+    }
+
+    /// How many axes there are.
+    pub fn axes(&self) -> usize {
+        self.axes
+    }
+}
