@@ -6,7 +6,7 @@ pub const SAFE: u8 = 0;
 pub const BUG: u8 = 1;
 /// The command line or the configuration is wrong, or an input cannot be read.
 pub const USAGE: u8 = 2;
-/// No safe configuration exists within the search space.
+/// No safe configuration exists within the search space; for `tune doctor`, something will break a run.
 pub const NO_SAFE_CONFIGURATION: u8 = 3;
 /// The device is not there, or this build cannot use it.
 pub const DEVICE_UNAVAILABLE: u8 = 4;

@@ -475,6 +475,47 @@ fn completions_and_schema_are_printed() {
     assert!(schema["properties"]["target"].is_object());
 }
 
+/// Whether NVIDIA's driver answers here.
+fn has_driver() -> bool {
+    batchtune::device::nvml::Monitor::open().is_ok_and(|monitor| monitor.cards().is_ok_and(|cards| cards > 0))
+}
+
+#[test]
+fn a_watch_of_a_process_that_never_was_or_without_a_card_says_so() {
+    let folder = TempDir::new().unwrap();
+    let assert = tune(folder.path()).args(["watch", "--pid", "4294967295"]).assert();
+    if has_driver() {
+        assert.code(2).stderr(predicate::str::contains("no process 4294967295 runs"));
+    } else {
+        assert.code(4).stderr(predicate::str::contains("no NVIDIA driver answers here"));
+    }
+}
+
+#[test]
+fn the_doctor_s_exit_code_is_its_status_in_both_forms() {
+    let folder = TempDir::new().unwrap();
+    let json = tune(folder.path()).args(["doctor", "--json"]).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    let expected = match report["status"].as_str().unwrap() {
+        "fine" => 0,
+        "problem" => 3,
+        "no_device" => 4,
+        other => panic!("{other}"),
+    };
+    assert_eq!((json.status.code(), report["schema"].as_str()), (Some(expected), Some("batchtune/doctor/v1")));
+    let findings = report["findings"].as_array().unwrap();
+    assert!(
+        findings.iter().all(|finding| finding["found"].is_string() && finding["meaning"].is_string()),
+        "{report:#}"
+    );
+    let table = tune(folder.path()).arg("doctor").output().unwrap();
+    assert_eq!((table.status.code(), stderr(&table)), (Some(expected), String::new()));
+    let mistaken = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:yes\u{1b}[2J");
+    let mistaken = tune(folder.path()).arg("doctor").env(mistaken.0, mistaken.1).output().unwrap();
+    let text = String::from_utf8_lossy(&mistaken.stdout).into_owned();
+    assert!(text.contains("PROBLEM `PYTORCH_CUDA_ALLOC_CONF=") && !text.contains('\u{1b}'), "{text}");
+}
+
 #[test]
 fn the_help_texts_are_as_recorded() {
     let cases = trycmd::TestCases::new();

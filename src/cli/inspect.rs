@@ -1,7 +1,8 @@
 //! `tune inspect`: what a recording says about memory.
 
+use std::borrow::Cow;
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Form, InspectArgs, input, print_result, rate, write_file};
 use crate::error::Error;
@@ -9,6 +10,9 @@ use crate::exit_code;
 use crate::memory::inspect::{Inspection, folded_stacks};
 use crate::memory::recording::Recording;
 use crate::memory::snapshot::Snapshot;
+use crate::progress::say;
+use crate::report::html;
+use crate::report::recommendation::write_whole;
 use crate::text::harmless;
 use crate::units::{Bytes, plural};
 
@@ -25,6 +29,10 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Error> {
     if let Some(path) = &args.export {
         export(&recording, path)?;
     }
+    if let Some(path) = &args.html {
+        let path = if path.as_os_str().is_empty() { beside(&args.file) } else { path.clone() };
+        write_page(&args.file, &recording, &inspection, &path)?;
+    }
     match Form::of(args.json) {
         Form::Json => print_result(&format!("{}\n", super::to_json(&inspection)))?,
         Form::Table => print_result(&table(&args.file, &inspection))?,
@@ -32,15 +40,37 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Error> {
     Ok(exit_code::SAFE)
 }
 
+/// The recording as a snapshot: a trace is replayed under its own settings.
+fn snapshot_of(recording: &Recording) -> Result<Cow<'_, Snapshot>, Error> {
+    Ok(match recording {
+        Recording::PytorchSnapshot(snapshot) => Cow::Borrowed(snapshot),
+        Recording::BatchtuneTrace(_, trace) | Recording::RmmLog(trace) => {
+            Cow::Owned(Snapshot::of_trace(trace, trace.conf.settings)?)
+        }
+    })
+}
+
+/// `snapshot.pickle.html` beside `snapshot.pickle`.
+fn beside(file: &Path) -> PathBuf {
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(".html");
+    file.with_file_name(name)
+}
+
+/// Writes the page of the recording, as a whole.
+fn write_page(file: &Path, recording: &Recording, inspection: &Inspection, path: &Path) -> Result<(), Error> {
+    let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+    let snapshot = snapshot_of(recording)?;
+    let page = html::recording(&html::Recorded { name: &name, snapshot: &snapshot, inspection });
+    write_whole(path, page.as_bytes())?;
+    say(&format!("page: {}", path.display()));
+    Ok(())
+}
+
 /// Writes a snapshot that PyTorch's Memory Viz page opens.
 fn export(recording: &Recording, path: &Path) -> Result<(), Error> {
     let mut bytes = Vec::new();
-    let written = match recording {
-        Recording::PytorchSnapshot(snapshot) => snapshot.write(&mut bytes),
-        Recording::BatchtuneTrace(_, trace) | Recording::RmmLog(trace) => {
-            Snapshot::of_trace(trace, trace.conf.settings)?.write(&mut bytes)
-        }
-    };
+    let written = snapshot_of(recording)?.write(&mut bytes);
     written.map_err(|source| Error::Output { path: path.to_owned(), source })?;
     write_file(path, &bytes)
 }

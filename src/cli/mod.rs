@@ -25,6 +25,7 @@ mod inspect;
 mod known_answer;
 mod models;
 mod replay;
+mod report;
 mod schema;
 mod search;
 mod watch;
@@ -70,13 +71,15 @@ enum Command {
     Export(ExportArgs),
     /// Compute what any batch size takes, from recordings at two tiny ones
     Forecast(ForecastArgs),
+    /// Make the page of a study, or of two side by side
+    Report(ReportArgs),
     /// Show what holds the memory in a PyTorch snapshot, a trace or an RMM log
     Inspect(InspectArgs),
     /// Replay a recording under other allocator settings, or rank a set of them
     Replay(ReplayArgs),
     /// Say what an out-of-memory error means, and what to change
     ExplainOom(ExplainOomArgs),
-    /// List the model families and their presets, with the least memory that training them takes
+    /// List the model families, their presets, and the least memory that training takes
     Models(ModelsArgs),
     /// Watch a card's memory from outside, for a program that nobody may change
     Watch(watch::WatchArgs),
@@ -237,6 +240,19 @@ struct InspectArgs {
     /// Write a snapshot for PyTorch's Memory Viz page
     #[arg(long, value_name = "FILE")]
     export: Option<PathBuf>,
+    /// Write a page with the timeline and the block map [default path: FILE with `.html` added]
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "")]
+    html: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct ReportArgs {
+    /// Study directories, such as .tune/<name>; two are set side by side
+    #[arg(required = true, num_args = 1..=2, value_name = "DIR")]
+    studies: Vec<PathBuf>,
+    /// Where to write the page; - is standard output [default: report.html in DIR, comparison.html for two]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -346,6 +362,7 @@ fn dispatch(cli: Cli, registry: &Registry) -> Result<u8, Error> {
         Some(Command::Check(args)) => check::run(&args, registry),
         Some(Command::Export(args)) => export::run(&args),
         Some(Command::Forecast(args)) => forecast::run(&args),
+        Some(Command::Report(args)) => report::run(&args),
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::ExplainOom(args)) => explain_oom::run(&args),

@@ -19,7 +19,7 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 
 use super::known_answer::{self, Answer};
-use super::{SearchArgs, check, print_result};
+use super::{SearchArgs, check, print_result, report};
 use crate::config::Plan;
 use crate::config::plan::Subject;
 use crate::error::Error;
@@ -31,7 +31,7 @@ use crate::report::table;
 use crate::search::driver::{DriverError, End, Study};
 use crate::search::knowledge::Nothing;
 use crate::search::{Ask, History, strategy};
-use crate::text::harmless;
+use crate::text::{harmless, with_causes};
 use crate::trial::command::{CommandConfig, CommandExecutor};
 use crate::trial::journal::{self, Header, Journal, StudyLock};
 use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
@@ -109,6 +109,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     if mode != ProgressMode::Json {
         print_result(&table::summary(&result.history, &result.recommendation))?;
     }
+    write_page(&folder, mode);
     match result.unwritten {
         Some(error) => Err(error.into()),
         None => Ok(exit_code_of(&result.end)),
@@ -176,7 +177,17 @@ fn offer(
     if mode != ProgressMode::Json {
         print_result(&table::summary(history, recommendation))?;
     }
+    write_page(study, mode);
     Ok(exit_code::SAFE)
+}
+
+/// Writes the study's page beside its journal. It is for people: what goes wrong with it is said, and costs no result.
+fn write_page(study: &Path, mode: ProgressMode) {
+    match report::write_beside_journal(study) {
+        Ok(path) if matches!(mode, ProgressMode::Auto) => say(&format!("report: {}", path.display())),
+        Ok(_) => {}
+        Err(error) => say(&format!("warning: the report page is not written: {}", with_causes(&error))),
+    }
 }
 
 /// Whether a study directory is emptied or gone on with.

@@ -154,7 +154,12 @@ impl Output {
     fn print(&mut self, text: &str) {
         use std::io::Write;
         let mut out = std::io::stdout().lock();
-        self.is_read &= out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok();
+        if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            if error.kind() != std::io::ErrorKind::BrokenPipe {
+                say(&format!("warning: cannot write to standard output: {}", with_causes(&error)));
+            }
+            self.is_read = false;
+        }
     }
 }
 
@@ -183,7 +188,7 @@ impl Watch {
             if let Some((collector, used_bytes)) = looks {
                 missed = 0;
                 self.sample(collector, at_seconds, used_bytes);
-            } else {
+            } else if ending.is_none() {
                 missed += 1;
                 self.observations.miss();
                 self.output.put(&Line::Missed { at_seconds }, &words::missed(at_seconds));
@@ -257,15 +262,12 @@ impl Watch {
     }
 
     fn holders(&mut self) -> Vec<Holder> {
-        let listed = self.card.holders();
-        let process = &mut self.process;
-        let holder = |(pid, bytes)| Holder {
-            pid,
-            name: process_name(pid),
-            bytes,
-            whose: process.as_mut().map_or(Whose::Unknown, |process| process.whose(pid)),
-        };
-        listed.into_iter().map(holder).collect()
+        let holder = |(pid, bytes)| Holder { pid, name: process_name(pid), bytes, whose: Whose::Unknown };
+        let mut holders: Vec<Holder> = self.card.holders().into_iter().map(holder).collect();
+        if let Some(process) = &mut self.process {
+            process.assign(&mut holders);
+        }
+        holders
     }
 
     /// Says what holds now and was not said before, and what was said and no longer holds.
@@ -289,4 +291,17 @@ impl Watch {
 struct Said {
     kinds: BTreeSet<Kind>,
     withdrew_leak: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_that_cannot_be_written_ends_and_the_watch_does_not() {
+        let recorder = Some(Recorder::create(Path::new("/dev/full")).unwrap());
+        let mut output = Output { form: Form::Table, spark: Spark::Hidden, recorder, is_full: false, is_read: true };
+        output.put(&Line::Missed { at_seconds: 1.0 }, "");
+        assert!(output.recorder.is_none() && output.is_read);
+    }
 }

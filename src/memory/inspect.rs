@@ -271,18 +271,21 @@ fn free_of(segment: &Segment) -> impl Iterator<Item = &Block> {
     segment.blocks.iter().filter(|block| block.state == BlockState::Inactive)
 }
 
-/// Free bytes that cannot be handed back: all of a native segment in use elsewhere, those outside whole pages of an
-/// expandable one. A mapped range begins at a page.
+/// Free bytes that cannot be handed back.
 fn unreleasable(segment: &Segment, settings: &Settings) -> u64 {
+    sum(free_of(segment).map(|block| kept_bytes(segment, block, settings)))
+}
+
+/// Bytes of a free block that cannot be handed back: all of them in a native segment that is in use elsewhere, those
+/// outside whole pages of an expandable one. A mapped range begins at a page.
+pub(super) fn kept_bytes(segment: &Segment, block: &Block, settings: &Settings) -> u64 {
     if !segment.is_expandable {
-        return inactive_split(segment);
+        return if segment.blocks.len() < 2 { 0 } else { block.bytes };
     }
     let page = if segment.is_small { settings.small_segment_bytes } else { settings.large_segment_bytes }.max(1);
-    sum(free_of(segment).map(|block| {
-        let start = block.address.0.saturating_sub(segment.address.0);
-        let pages = (start.saturating_add(block.bytes) / page).saturating_sub(start.div_ceil(page));
-        block.bytes.saturating_sub(pages.saturating_mul(page))
-    }))
+    let start = block.address.0.saturating_sub(segment.address.0);
+    let pages = (start.saturating_add(block.bytes) / page).saturating_sub(start.div_ceil(page));
+    block.bytes.saturating_sub(pages.saturating_mul(page))
 }
 
 fn pools(snapshot: &Snapshot) -> Vec<PoolFigures> {

@@ -14,6 +14,7 @@
 //! | [`trace`], [`snapshot`], [`recording`] | files: our own traces, RMM's logs, PyTorch's snapshots |
 //! | [`replay`], [`compare`] | what a recording needs under other settings (`tune replay`) |
 //! | [`inspect`] | what a file says about memory (`tune inspect`) |
+//! | [`blocks`], [`timeline`] | where blocks lie at a moment, and what was held over time: for drawings |
 //! | [`oom`] | what an error text says (`tune explain-oom`) |
 //! | [`shadow`] | another allocator watching a run, on a thread of its own |
 //!
@@ -23,6 +24,7 @@
 //! Create `memory/policy/<name>.rs` with a type that implements [`Policy`], add one line to
 //! [`policy::build`], and the laws in `memory/policy/contract.rs` run over it.
 
+pub mod blocks;
 pub mod compare;
 pub mod event;
 pub mod forecast;
@@ -36,6 +38,7 @@ pub mod replay;
 pub mod shadow;
 pub mod snapshot;
 pub mod spec;
+pub mod timeline;
 pub mod trace;
 
 pub use event::{Event, Mark, Ordinal, Phase, Stream};

@@ -24,7 +24,7 @@ impl Holders {
             if let Some(known) = self.0.get_mut(&holder.pid) {
                 let bytes = known.bytes.max(holder.bytes);
                 let name = holder.name.clone().or(known.name.take());
-                *known = Holder { bytes, name, ..holder.clone() };
+                *known = Holder { name, bytes, ..holder.clone() };
             } else if self.0.len() < MOST_PROCESSES {
                 self.0.insert(holder.pid, holder.clone());
             }

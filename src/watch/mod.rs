@@ -136,7 +136,7 @@ pub enum Whose {
 pub enum WatchError {
     /// No driver.
     #[error(
-        "nothing can be watched here (hint: `tune watch` asks NVIDIA's driver for the card's memory; `tune watch --replay FILE` judges what was recorded elsewhere)"
+        "no NVIDIA driver answers here, so there is no card to watch (hint: `tune watch --replay FILE` judges what was recorded elsewhere)"
     )]
     NoDriver(#[from] NvmlUnavailable),
     /// The device has no card.

@@ -88,7 +88,7 @@ impl Observations {
             self.card_full(ending),
             self.leak(ending),
             self.holders.others(self.subject.pid),
-            self.hidden(),
+            self.hidden(ending),
         ];
         found.into_iter().flatten().collect()
     }
@@ -241,8 +241,9 @@ impl Observations {
         Some((all, "the card".to_owned()))
     }
 
-    fn hidden(&self) -> Option<Finding> {
-        let pid = self.subject.pid?;
+    /// Said at the end only: a program that starts does not hold memory yet.
+    fn hidden(&self, ending: Option<Ending>) -> Option<Finding> {
+        let pid = self.subject.pid.filter(|_| ending.is_some())?;
         let is_known = self.holders.include_the_watched();
         let points = self.series.points();
         let used = points.iter().map(|point| point.high_bytes).max()?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::Whose;
+use super::{Holder, Whose};
 use crate::device::nvml::process_name;
 use crate::trial::spawn::{Kin, Place};
 
@@ -17,6 +17,7 @@ pub struct Watched {
     started: u64,
     name: Option<String>,
     kin: Kin,
+    is_on_the_host: bool,
 }
 
 /// How a process ended.
@@ -42,7 +43,13 @@ impl Watched {
     /// The process of this number; `None` where none runs.
     pub fn find(pid: u32) -> Option<Self> {
         let place = Place::of(pid).filter(|place| !place.ended)?;
-        Some(Self { pid, started: place.started, name: process_name(pid), kin: Kin::of(pid) })
+        Some(Self {
+            pid,
+            started: place.started,
+            name: process_name(pid),
+            kin: Kin::of(pid),
+            is_on_the_host: is_on_the_host(),
+        })
     }
 
     /// Its number.
@@ -69,8 +76,21 @@ impl Watched {
         }
     }
 
-    /// Whose the process is that the driver calls `pid`.
-    pub fn whose(&mut self, pid: u32) -> Whose {
+    /// Says of each holder whose it is. In a container the driver may count processes as the host does: then its numbers
+    /// mean others here, and nobody is named unless the watched one is found among them.
+    pub fn assign(&mut self, holders: &mut [Holder]) {
+        for holder in &mut *holders {
+            holder.whose = self.whose(holder.pid);
+        }
+        let is_found = holders.iter().any(|holder| holder.whose == Whose::Watched);
+        if !is_found && !self.is_on_the_host {
+            for holder in holders {
+                (holder.whose, holder.name) = (Whose::Unknown, None);
+            }
+        }
+    }
+
+    fn whose(&mut self, pid: u32) -> Whose {
         if pid == self.pid || self.kin.includes(pid) {
             Whose::Watched
         } else if Place::of(pid).is_some() {
@@ -79,6 +99,11 @@ impl Watched {
             Whose::Unknown
         }
     }
+}
+
+/// Whether processes are counted here as the host counts them: there, and only there, the second is the kernel's.
+fn is_on_the_host() -> bool {
+    process_name(2).is_some_and(|name| name == "kthreadd")
 }
 
 /// The last field, `exit_code`, of a process that has ended and whose parent has not asked yet.
@@ -152,6 +177,23 @@ mod tests {
         assert_eq!(watched.whose(u32::MAX), Whose::Unknown);
         watched.started += 1;
         assert_eq!(watched.state(), State::Ended(None));
+    }
+
+    #[test]
+    fn the_numbers_of_another_namespace_accuse_nobody() {
+        let own = std::process::id();
+        let mut watched = Watched::find(own).unwrap();
+        let holder = |pid| Holder { pid, name: Some("python".to_owned()), ..Holder::default() };
+        let mut assigned = |is_on_the_host, pids: &[u32]| {
+            watched.is_on_the_host = is_on_the_host;
+            let mut holders: Vec<Holder> = pids.iter().copied().map(holder).collect();
+            watched.assign(&mut holders);
+            holders.iter().map(|holder| holder.whose).collect::<Vec<_>>()
+        };
+        // The first process runs everywhere.
+        assert_eq!(assigned(true, &[1, u32::MAX]), [Whose::Other, Whose::Unknown]);
+        assert_eq!(assigned(false, &[1, u32::MAX]), [Whose::Unknown, Whose::Unknown]);
+        assert_eq!(assigned(false, &[1, own]), [Whose::Other, Whose::Watched]);
     }
 
     #[test]

@@ -39,8 +39,10 @@
 
 pub mod align;
 mod basis;
+pub mod curve;
 mod forecaster;
 mod largest;
+pub mod long_run;
 mod peaks;
 pub mod recording;
 pub mod replay;

@@ -11,6 +11,7 @@ use super::ForecastError;
 use super::recording::{Part, PartKind, Recording};
 
 mod events;
+pub(super) mod shaped;
 
 #[cfg(test)]
 mod tests;
@@ -119,6 +120,47 @@ pub fn script(recording: &Recording, shape: RunShape) -> Result<Vec<RunPart>, Fo
     }
     writer.write(trailing, step);
     Ok(writer.script)
+}
+
+/// The parts of a run of so many updates, with an evaluation pass (and a checkpoint, where one was recorded with it) after
+/// every `evaluate_every`-th one.
+pub(super) fn long_script(
+    recording: &Recording,
+    batch_size: usize,
+    updates: usize,
+    evaluate_every: Option<usize>,
+) -> Result<Vec<RunPart>, ForecastError> {
+    if updates > MAX_UPDATES {
+        return Err(ForecastError::TooManyUpdates { updates });
+    }
+    let known = Updates::of(recording);
+    let Some(last) = known.complete.last() else { return Err(ForecastError::NoSteadyStep) };
+    if updates > known.complete.len() && !known.is_steady(recording) {
+        return Err(ForecastError::NoSteadyStep);
+    }
+    let mut writer = Writer { parts: recording.parts(), batch_size, script: Vec::new() };
+    writer.write(&known.prologue, Window::FirstStep);
+    // The batch of an evaluation pass is loaded at the end of the step before it, so that step goes with it.
+    let evaluated = known.complete.iter().find(|update| !writer.rest_of(update).is_empty());
+    let plain = |update: &[usize]| writer.rest_of(update).is_empty();
+    let steady = known.complete.iter().rev().find(|update| plain(update)).unwrap_or(last).clone();
+    let first: Vec<Vec<usize>> = known.complete.iter().take_while(|update| plain(update)).cloned().collect();
+    for update in 0..updates {
+        let step = if update == 0 { Window::FirstStep } else { Window::SteadyStep };
+        let is_evaluated = evaluate_every.is_some_and(|every| every > 0 && (update + 1).is_multiple_of(every));
+        match evaluated.filter(|_| is_evaluated && update > 0) {
+            Some(update) => writer.write(update, step),
+            None => writer.write(&writer.steps_of(first.get(update).unwrap_or(&steady)), step),
+        }
+    }
+    Ok(writer.script)
+}
+
+/// Micro-batches of an update of the recording that repeats.
+pub(super) fn steps_of_an_update(recording: &Recording) -> usize {
+    let updates = Updates::of(recording);
+    let is_step = |part: &&usize| recording.parts().get(**part).is_some_and(|part| part.kind == PartKind::Step);
+    updates.complete.last().map_or(1, |update| update.iter().filter(is_step).count().max(1))
 }
 
 /// The number of complete updates in a recording.

@@ -65,12 +65,12 @@ impl Snapshot {
             }
         }
         let conf = AllocConf { settings, ..AllocConf::default() };
-        Ok(Self { segments: segments(&policy), traces: vec![entries], conf, ..Self::default() })
+        Ok(Self { segments: segments_of(&policy), traces: vec![entries], conf, ..Self::default() })
     }
 }
 
 /// The policy's blocks, gathered into contiguous mapped ranges.
-fn segments(policy: &Native) -> Vec<Segment> {
+pub(crate) fn segments_of(policy: &Native) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for found in policy.blocks() {
         let block = Block {

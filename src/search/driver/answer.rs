@@ -1,13 +1,49 @@
 //! The answer so far: made of the history, written to the recommendation file, and noted in the journal.
 
+use std::time::{Duration, Instant};
+
 use super::{DriverError, End, Running, StudyResult};
+use crate::memory::forecast::MIN_BATCH_SIZE;
+use crate::memory::forecast::curve::batch_sizes;
 use crate::progress::Event;
 use crate::report::Recommendation;
 use crate::report::recommendation::Source;
+use crate::search::JudgedTrial;
 use crate::search::recommend::standing;
+use crate::trial::Outcome;
 use crate::trial::journal::Entry;
 
+/// How long what the report draws may be computed for. A replay takes milliseconds to seconds.
+const TIME_FOR_DRAWINGS: Duration = Duration::from_secs(2);
+
 impl Running<'_> {
+    /// What the report draws and no trial told: the forecast's curve, and the block map of the point that the study is
+    /// about, which is the answer or else the smallest that did not fit. A report is made of the journal alone.
+    fn note_drawings(&mut self) {
+        let too_large = |trial: &&JudgedTrial| {
+            trial.record.spec.is_judged() && matches!(trial.record.outcome, Outcome::OutOfMemory { .. })
+        };
+        let answer = standing(&self.history, &self.space).point().cloned();
+        let point = answer.or_else(|| {
+            let trials = self.history.trials().iter().filter(too_large).map(|trial| &trial.record.spec.point);
+            trials.min_by_key(|point| point.batch_size).cloned()
+        });
+        let Some(point) = point else { return };
+        let run = self.history.trials().iter().map(|trial| trial.record.spec.point.batch_size);
+        let skipped = self.skipped.iter().map(|skip| skip.point.batch_size);
+        let largest = run.chain(skipped).max().unwrap_or(MIN_BATCH_SIZE);
+        let until = Instant::now() + TIME_FOR_DRAWINGS;
+        let sizes = batch_sizes(MIN_BATCH_SIZE, largest);
+        if let Some(curve) = self.knowledge.curve(&point, &sizes, &|| Instant::now() < until) {
+            self.note(&Entry::Forecast { curve });
+        }
+        if Instant::now() < until
+            && let Some(map) = self.knowledge.block_map(&point)
+        {
+            self.note(&Entry::BlockMap { point, map });
+        }
+    }
+
     fn recommendation(&self) -> Recommendation {
         let standing = standing(&self.history, &self.space);
         Recommendation::new(&Source {
@@ -51,6 +87,7 @@ impl Running<'_> {
         let status = recommendation.status.name().to_owned();
         // What is in the file in the end, or should be, is in the journal too: it is what a finished study offers again.
         self.note(&Entry::Recommended { recommendation: serde_json::to_value(&recommendation).unwrap_or_default() });
+        self.note_drawings();
         self.note(&Entry::Concluded { status: status.clone() });
         self.study.reporter.report(&Event::StudyEnded {
             status,

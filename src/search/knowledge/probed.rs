@@ -9,10 +9,12 @@ use std::collections::BTreeMap;
 
 use super::{Expectation, Kind, Knowledge};
 use crate::config::plan::SafetyPlan;
+use crate::memory::blocks::{BlockMap, worst_moment};
+use crate::memory::forecast::curve::{Curve, CurvePoint};
 use crate::memory::forecast::{
     Conditions, ForecastPoint, Forecaster, MIN_BATCH_SIZE, Method, Probe, Request, RunShape,
 };
-use crate::memory::policy::{self, AllocConf, Backend, Policy};
+use crate::memory::policy::{self, AllocConf, Backend, Policy, Settings};
 use crate::memory::{AllocatorKind, Event, MemorySample, Rates, Trim};
 use crate::search::rules::fragmentation::FragmentationRate;
 use crate::search::rules::headroom::Headroom;
@@ -171,13 +173,49 @@ impl Probed {
 
     /// The device's own allocator, with these settings in place of its own.
     fn device(&self, alloc_conf: Option<&str>) -> impl Fn(u64) -> Box<dyn Policy> + Sync + use<> {
+        let settings = self.settings(alloc_conf);
+        move |limit_bytes| policy::with_settings(settings, limit_bytes)
+    }
+
+    fn settings(&self, alloc_conf: Option<&str>) -> Settings {
         let conf = alloc_conf.or(self.terms.alloc_conf.as_deref()).and_then(|conf| conf.parse::<AllocConf>().ok());
-        let settings = match conf {
+        match conf {
             Some(conf) if conf.backend == Backend::Native => conf.settings,
             Some(_) => policy::settings_of(AllocatorKind::CudaMallocAsync),
             None => policy::settings_of(self.terms.allocator),
-        };
-        move |limit_bytes| policy::with_settings(settings, limit_bytes)
+        }
+    }
+
+    /// The forecast of these batch sizes for points like this one, for the report: as many of them as `may_go_on` lets
+    /// it compute. `None` without a forecast.
+    pub fn curve(&self, point: &Point, sizes: &[usize], may_go_on: &dyn Fn() -> bool) -> Option<Curve> {
+        let kind = Kind::of(point);
+        let forecaster = self.forecasters.get(&kind).filter(|forecaster| forecaster.method() != Method::None)?;
+        let (limit_bytes, device) = (self.terms.limit_bytes, self.device(point.alloc_conf.as_deref()));
+        let conditions = Conditions { limit_bytes, make_policy: &device };
+        let points = sizes.iter().take_while(|_| may_go_on()).filter_map(|batch_size| {
+            let found = forecaster.point(RunShape::recorded(*batch_size), &conditions).ok().flatten()?;
+            Some(CurvePoint {
+                batch_size: *batch_size,
+                peak_allocated_bytes: found.peak_allocated_bytes,
+                peak_reserved_bytes: found.peak_reserved_bytes,
+                fits: found.fits,
+            })
+        });
+        Some(Curve {
+            method: forecaster.method(),
+            reason: forecaster.reason().to_string(),
+            limit_bytes,
+            accumulation_steps: kind.accumulation,
+            points: points.collect(),
+        })
+    }
+
+    /// Where the blocks of a point lie at its worst moment under C, for the report. `None` where its events are not known.
+    pub fn block_map(&self, point: &Point) -> Option<BlockMap> {
+        let forecaster = self.forecasters.get(&Kind::of(point))?;
+        let events = forecaster.events(RunShape::recorded(point.batch_size)).ok().flatten()?;
+        worst_moment(events, self.settings(point.alloc_conf.as_deref()), self.terms.limit_bytes)
     }
 
     fn look_up(&self, kind: Kind, batch_size: usize, alloc_conf: Option<&str>) -> Option<Expectation> {

@@ -7,6 +7,8 @@
 //! {"entry":"trial_ended","record":{…},"verdict":{…}}
 //! {"entry":"skipped","point":{…},"reason":"…"}
 //! {"entry":"recommended","recommendation":{…}}
+//! {"entry":"forecast","curve":{…}}
+//! {"entry":"block_map","point":{…},"map":{…}}
 //! {"entry":"concluded","status":"safe"}
 //! ```
 //!
@@ -32,6 +34,8 @@ use serde_json::Value;
 use super::outcome::TrialRecord;
 use super::spec::{Point, TrialSpec};
 use crate::device::DeviceFacts;
+use crate::memory::blocks::BlockMap;
+use crate::memory::forecast::curve::Curve;
 
 mod error;
 pub mod lock;
@@ -121,6 +125,18 @@ pub enum Entry {
         /// The recommendation.
         recommendation: Value,
     },
+    /// What the probes foretell of many batch sizes, for the report.
+    Forecast {
+        /// The curve.
+        curve: Curve,
+    },
+    /// Where the blocks of a point lie at its worst moment, by replay of its forecast: for the report.
+    BlockMap {
+        /// Which point.
+        point: Point,
+        /// The map.
+        map: BlockMap,
+    },
     /// The search came to its end.
     Concluded {
         /// `safe`, `unverified` or `none`.
@@ -130,7 +146,8 @@ pub enum Entry {
 
 impl Entry {
     /// The kinds that this version knows, as the field `entry` holds them.
-    const KINDS: [&str; 6] = ["device", "trial_started", "trial_ended", "skipped", "recommended", "concluded"];
+    const KINDS: [&str; 8] =
+        ["device", "trial_started", "trial_ended", "skipped", "recommended", "forecast", "block_map", "concluded"];
 
     /// Whether it is on the disk before [`Journal::append`] returns: what took a trial to learn is.
     pub fn is_durable(&self) -> bool {

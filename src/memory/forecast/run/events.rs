@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::RunPart;
+use super::shaped::Shaped;
 use crate::memory::event::{Event, Mark, Ordinal};
 use crate::memory::forecast::recording::Recording;
 use crate::memory::forecast::size::Size;
@@ -11,8 +12,7 @@ use crate::memory::forecast::size::Size;
 #[derive(Clone, Debug)]
 pub struct RunEvents<'a> {
     recording: &'a Recording,
-    /// By ordinal of the recording; `None` keeps the recorded sizes.
-    sizes: Option<&'a [Size]>,
+    sizes: Sizes<'a>,
     script: Vec<RunPart>,
     /// Where the next event comes from.
     cursor: Range<usize>,
@@ -24,13 +24,37 @@ pub struct RunEvents<'a> {
     steps: u32,
 }
 
+/// Where the sizes of a run come from.
+#[derive(Clone, Debug)]
+enum Sizes<'a> {
+    /// The recording.
+    Recorded,
+    /// The batch size of a part, by ordinal of the recording.
+    OfBatch(&'a [Size]),
+    /// The shape of each step.
+    OfShape(Shaped<'a>),
+}
+
 impl<'a> RunEvents<'a> {
-    /// The events of a script over a recording.
+    /// The events of a script over a recording. Without sizes, those of the recording.
     pub(in crate::memory::forecast) fn new(
         recording: &'a Recording,
         sizes: Option<&'a [Size]>,
         script: Vec<RunPart>,
     ) -> Self {
+        Self::with(recording, sizes.map_or(Sizes::Recorded, Sizes::OfBatch), script)
+    }
+
+    /// The same with a shape for each step.
+    pub(in crate::memory::forecast) fn shaped(
+        recording: &'a Recording,
+        sizes: Shaped<'a>,
+        script: Vec<RunPart>,
+    ) -> Self {
+        Self::with(recording, Sizes::OfShape(sizes), script)
+    }
+
+    fn with(recording: &'a Recording, sizes: Sizes<'a>, script: Vec<RunPart>) -> Self {
         Self {
             recording,
             sizes,
@@ -57,6 +81,9 @@ impl<'a> RunEvents<'a> {
         self.first_ordinals.push(self.next_ordinal);
         self.next_ordinal += part.allocations.len() as u64;
         self.cursor = part.events.clone();
+        if let Sizes::OfShape(shaped) = &mut self.sizes {
+            shaped.begin(part.kind);
+        }
         *self.latest.get_mut(template)? = Some(place);
         Some(())
     }
@@ -67,9 +94,10 @@ impl<'a> RunEvents<'a> {
         let own = self.first_ordinals.get(place)?;
         match event {
             Event::Alloc { ordinal, bytes, stream } => {
-                let bytes = match self.sizes {
-                    Some(sizes) => sizes.get(ordinal.0 as usize)?.at(run_part.batch_size),
-                    None => bytes,
+                let bytes = match &self.sizes {
+                    Sizes::Recorded => bytes,
+                    Sizes::OfBatch(sizes) => sizes.get(ordinal.0 as usize)?.at(run_part.batch_size),
+                    Sizes::OfShape(shaped) => shaped.bytes(ordinal.0 as usize)?,
                 };
                 let ordinal = Ordinal(own + (ordinal.0 - part.allocations.start as u64));
                 Some(Event::Alloc { ordinal, bytes, stream })
@@ -83,7 +111,13 @@ impl<'a> RunEvents<'a> {
                 self.steps = step.saturating_add(1);
                 Some(Event::Mark(Mark::Step(step)))
             }
-            other @ (Event::FreeRequested { .. } | Event::Mark(Mark::Phase(_) | Mark::Trim)) => Some(other),
+            Event::Mark(Mark::Phase(phase)) => {
+                if let Sizes::OfShape(shaped) = &mut self.sizes {
+                    shaped.enter(phase);
+                }
+                Some(event)
+            }
+            other @ (Event::FreeRequested { .. } | Event::Mark(Mark::Trim)) => Some(other),
         }
     }
 

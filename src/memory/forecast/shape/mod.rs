@@ -10,10 +10,12 @@
 //! and makes the forecast `affine`.
 
 mod fit;
+mod forecaster;
 mod monomial;
 mod ratio;
 
 pub use fit::{Polynomial, SizeFit, fit};
+pub use forecaster::{LongRun, ShapeError, ShapeForecaster, ShapeProbe};
 pub use monomial::{Monomial, monomials};
 
 /// The most axes that a shape has.

@@ -1,0 +1,50 @@
+//! `tune report`: the page of a study, or of two side by side, made from their journals.
+
+use std::path::{Path, PathBuf};
+
+use super::{ReportArgs, print_result};
+use crate::error::Error;
+use crate::exit_code;
+use crate::progress::say;
+use crate::report::html;
+use crate::report::recommendation::{ReportError, write_whole};
+use crate::search::driver::DriverError;
+use crate::trial::journal::{self, Contents};
+
+/// The page of two studies, in the folder of the first.
+const COMPARISON_FILE_NAME: &str = "comparison.html";
+
+pub(super) fn run(args: &ReportArgs) -> Result<u8, Error> {
+    let journals = args.studies.iter().map(|study| read(study)).collect::<Result<Vec<Contents>, Error>>()?;
+    let (page, name) = match journals.as_slice() {
+        [left, right] => (html::comparison(left, right), COMPARISON_FILE_NAME),
+        [one, ..] => (html::page(one), html::FILE_NAME),
+        [] => (String::new(), html::FILE_NAME),
+    };
+    if args.output.as_deref() == Some(Path::new("-")) {
+        print_result(&page)?;
+        return Ok(exit_code::SAFE);
+    }
+    let beside = || args.studies.first().map(|study| folder_of(study).join(name)).unwrap_or_default();
+    let output = args.output.clone().unwrap_or_else(beside);
+    write_whole(&output, page.as_bytes())?;
+    say(&format!("report: {}", output.display()));
+    Ok(exit_code::SAFE)
+}
+
+/// Writes the page of the study in `folder` beside its journal, and gives its path.
+pub(super) fn write_beside_journal(folder: &Path) -> Result<PathBuf, Error> {
+    let path = folder.join(html::FILE_NAME);
+    write_whole(&path, html::page(&read(folder)?).as_bytes()).map_err(|error: ReportError| Error::Report(error))?;
+    Ok(path)
+}
+
+/// The journal of a study directory, or the journal that is named itself.
+fn read(study: &Path) -> Result<Contents, Error> {
+    let path = if study.is_dir() { study.join(journal::FILE_NAME) } else { study.to_owned() };
+    journal::read(&path).map_err(|error| Error::Driver(DriverError::Journal(error)))
+}
+
+fn folder_of(study: &Path) -> &Path {
+    if study.is_dir() { study } else { study.parent().unwrap_or(Path::new("")) }
+}

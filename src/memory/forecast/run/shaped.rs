@@ -1,0 +1,101 @@
+//! Sizes of a run in which every step has a shape of its own.
+//!
+//! What a step allocates has the shape of its batch, except for the batch itself where batches are staged ahead: then a
+//! step loads a later one's. So loads are counted by themselves: the n-th load of training has the n-th shape, whichever
+//! step it is in. A load that comes after a step's forward pass belongs to the evaluation that follows.
+
+use crate::memory::event::Phase;
+use crate::memory::forecast::recording::PartKind;
+use crate::memory::forecast::shape::{Shape, SizeFit};
+
+/// The fitted sizes of a recording's allocations.
+#[derive(Clone, Debug, Default)]
+pub(in crate::memory::forecast) struct ShapeFits {
+    /// Each distinct one once.
+    pub(in crate::memory::forecast) fits: Vec<SizeFit>,
+    /// The place of an allocation's, by ordinal.
+    pub(in crate::memory::forecast) of: Vec<u32>,
+}
+
+impl ShapeFits {
+    fn at(&self, shape: &Shape) -> Vec<u64> {
+        self.fits.iter().map(|fit| fit.at(shape)).collect()
+    }
+}
+
+/// The shapes of a run.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::memory::forecast) struct RunShapes<'a> {
+    /// Of each training step; the last one stands for all that follow.
+    pub steps: &'a [Shape],
+    /// Of an evaluation pass, and of everything else.
+    pub evaluation: Shape,
+}
+
+impl RunShapes<'_> {
+    fn step(&self, number: usize) -> &Shape {
+        self.steps.get(number).or(self.steps.last()).unwrap_or(&self.evaluation)
+    }
+}
+
+/// Where a run is, and what its allocations take there.
+#[derive(Clone, Debug)]
+pub(in crate::memory::forecast) struct Shaped<'a> {
+    fits: &'a ShapeFits,
+    shapes: RunShapes<'a>,
+    steps: usize,
+    loads: usize,
+    kind: PartKind,
+    is_past_forward: bool,
+    is_loading: bool,
+    computed: Vec<u64>,
+    loaded: Vec<u64>,
+}
+
+impl<'a> Shaped<'a> {
+    pub(in crate::memory::forecast) fn new(fits: &'a ShapeFits, shapes: RunShapes<'a>) -> Self {
+        Self {
+            fits,
+            shapes,
+            steps: 0,
+            loads: 0,
+            kind: PartKind::Build,
+            is_past_forward: false,
+            is_loading: false,
+            computed: fits.at(&shapes.evaluation),
+            loaded: Vec::new(),
+        }
+    }
+
+    /// A part of the run begins.
+    pub(super) fn begin(&mut self, kind: PartKind) {
+        self.kind = kind;
+        self.is_loading = false;
+        self.is_past_forward = false;
+        self.computed = if kind == PartKind::Step {
+            self.steps += 1;
+            self.fits.at(self.shapes.step(self.steps - 1))
+        } else {
+            self.fits.at(&self.shapes.evaluation)
+        };
+    }
+
+    /// A phase begins.
+    pub(super) fn enter(&mut self, phase: Phase) {
+        self.is_loading = phase == Phase::Load;
+        self.is_past_forward |= phase == Phase::Forward;
+        if !self.is_loading {
+            return;
+        }
+        let is_training = self.kind == PartKind::Step && !self.is_past_forward;
+        let shape = if is_training { self.shapes.step(self.loads) } else { &self.shapes.evaluation };
+        self.loaded = self.fits.at(shape);
+        self.loads += usize::from(is_training);
+    }
+
+    /// What an allocation takes now.
+    pub(super) fn bytes(&self, ordinal: usize) -> Option<u64> {
+        let place = *self.fits.of.get(ordinal)? as usize;
+        if self.is_loading { self.loaded.get(place).copied() } else { self.computed.get(place).copied() }
+    }
+}

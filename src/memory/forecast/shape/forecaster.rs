@@ -1,0 +1,208 @@
+//! Probes at a handful of shapes in, runs of any shapes out.
+
+use std::collections::HashMap;
+
+use super::{Shape, SizeFit, fit};
+use crate::memory::event::Event;
+use crate::memory::forecast::ForecastError;
+use crate::memory::forecast::Probed;
+use crate::memory::forecast::align::{Difference, align};
+use crate::memory::forecast::basis::with_equal_updates;
+use crate::memory::forecast::recording::Recording;
+use crate::memory::forecast::report::Method;
+use crate::memory::forecast::run::shaped::{RunShapes, ShapeFits, Shaped};
+use crate::memory::forecast::run::{RunEvents, long_script, steps_of_an_update};
+
+/// Sizes that fit no polynomial may be this share of all bytes; where more is off, the probes did not really do the same.
+const MAX_MISFIT_SHARE: f64 = 0.01;
+
+/// A recording of a few updates at one shape.
+#[derive(Clone, Copy, Debug)]
+pub struct ShapeProbe<'a> {
+    /// The shape of all its steps.
+    pub shape: Shape,
+    /// Everything the device saw, in order.
+    pub events: &'a [Event],
+}
+
+/// Why there is no forecast.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShapeError {
+    /// Too few shapes.
+    #[error("{found} probes at different shapes, and {needed} are needed (hint: vary every axis, the batch from 2 on)")]
+    TooFewProbes {
+        /// Those there are.
+        found: usize,
+        /// Those it takes.
+        needed: usize,
+    },
+    /// Shapes with other axes.
+    #[error("the probes' shapes have different axes")]
+    DifferentAxes,
+    /// The probes did other things.
+    #[error("{0}")]
+    Misaligned(Difference),
+    /// There is nothing in them.
+    #[error("the probes recorded no allocation")]
+    NothingRecorded,
+    /// Sizes that follow no polynomial, and are large.
+    #[error("{count} allocations with {percent:.1} % of all bytes follow no polynomial of the shape")]
+    Misfits {
+        /// How many.
+        count: usize,
+        /// Their share.
+        percent: Percent,
+    },
+}
+
+/// A share for a message, in tenths of a percent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Percent(u32);
+
+impl Percent {
+    fn of(part: u128, whole: u128) -> Self {
+        Self(if whole == 0 { 0 } else { (part as f64 / whole as f64 * 1000.0).round() as u32 })
+    }
+}
+
+impl std::fmt::Display for Percent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&format!("{}.{}", self.0 / 10, self.0 % 10))
+    }
+}
+
+/// The long run that is to be forecast.
+#[derive(Clone, Copy, Debug)]
+pub struct LongRun<'a> {
+    /// The shape of each step.
+    pub shapes: &'a [Shape],
+    /// The shape of an evaluation pass.
+    pub evaluation: Shape,
+    /// An evaluation pass after so many updates; `None` is none.
+    pub evaluate_every: Option<usize>,
+}
+
+/// Forecasts runs in which every step has a shape of its own.
+#[derive(Clone, Debug)]
+pub struct ShapeForecaster {
+    recording: Recording,
+    fits: ShapeFits,
+    batch_size: usize,
+    distinct: usize,
+    misfits: usize,
+    worst_permille: u64,
+}
+
+impl ShapeForecaster {
+    /// Aligns and fits probes.
+    pub fn new(probes: &[ShapeProbe<'_>]) -> Result<Self, ShapeError> {
+        let mut probes: Vec<&ShapeProbe<'_>> = probes.iter().collect();
+        probes.sort_by_key(|probe| probe.shape);
+        probes.dedup_by_key(|probe| probe.shape);
+        let axes = probes.first().map_or(1, |probe| probe.shape.axes());
+        if probes.iter().any(|probe| probe.shape.axes() != axes) {
+            return Err(ShapeError::DifferentAxes);
+        }
+        let needed = axes + 2;
+        if probes.len() < needed {
+            return Err(ShapeError::TooFewProbes { found: probes.len(), needed });
+        }
+        let shapes: Vec<Shape> = probes.iter().map(|probe| probe.shape).collect();
+        let batch_of =
+            |shape: &Shape| usize::try_from(shape.values().first().copied().unwrap_or(1)).unwrap_or(usize::MAX);
+        let probed = |probe: &&ShapeProbe<'_>| Probed {
+            batch_size: batch_of(&probe.shape),
+            recording: Recording::of(probe.events),
+        };
+        let probed = with_equal_updates(probes.iter().map(probed).collect());
+        let [first, others @ ..] = probed.as_slice() else { return Err(ShapeError::NothingRecorded) };
+        if first.recording.allocations() == 0 {
+            return Err(ShapeError::NothingRecorded);
+        }
+        for other in others {
+            align([first.batch_size, other.batch_size], &first.recording, &other.recording)
+                .map_err(ShapeError::Misaligned)?;
+        }
+        let columns: Vec<Vec<u64>> = probed.iter().map(|probe| probe.recording.sizes().collect()).collect();
+        let mut forecaster = Self {
+            recording: first.recording.clone(),
+            fits: ShapeFits::default(),
+            batch_size: first.batch_size,
+            distinct: 0,
+            misfits: 0,
+            worst_permille: 0,
+        };
+        forecaster.fit_all(&shapes, &columns)?;
+        Ok(forecaster)
+    }
+
+    fn fit_all(&mut self, shapes: &[Shape], columns: &[Vec<u64>]) -> Result<(), ShapeError> {
+        let mut known: HashMap<Vec<u64>, u32> = HashMap::new();
+        let (mut off_bytes, mut bytes) = (0_u128, 0_u128);
+        for ordinal in 0..self.recording.allocations() {
+            let sizes: Vec<u64> = columns.iter().map(|column| column.get(ordinal).copied().unwrap_or(0)).collect();
+            let largest = u128::from(sizes.iter().copied().max().unwrap_or(0));
+            let place = match known.get(&sizes) {
+                Some(place) => *place,
+                None => {
+                    let place = u32::try_from(self.fits.fits.len()).unwrap_or(u32::MAX);
+                    self.fits.fits.push(fit(shapes, &sizes));
+                    known.insert(sizes, place);
+                    place
+                }
+            };
+            self.fits.of.push(place);
+            bytes += largest;
+            match self.fits.fits.get(place as usize) {
+                Some(SizeFit::Exact(_)) => {}
+                Some(SizeFit::Bounded { off_permille, .. }) => {
+                    self.misfits += 1;
+                    self.worst_permille = self.worst_permille.max(*off_permille);
+                    off_bytes += largest;
+                }
+                Some(SizeFit::Unknown) | None => {
+                    self.misfits += 1;
+                    self.worst_permille = 1000;
+                    off_bytes += bytes;
+                }
+            }
+        }
+        self.distinct = self.fits.fits.len();
+        if off_bytes as f64 > MAX_MISFIT_SHARE * bytes as f64 {
+            return Err(ShapeError::Misfits { count: self.misfits, percent: Percent::of(off_bytes, bytes) });
+        }
+        Ok(())
+    }
+
+    /// `exact` where every size is a polynomial that a further probe confirmed, `affine` where some were bounded.
+    pub fn method(&self) -> Method {
+        if self.misfits == 0 { Method::Exact } else { Method::Affine }
+    }
+
+    /// How the sizes fit, for people.
+    pub fn reason(&self) -> String {
+        let allocations = self.recording.allocations();
+        match self.misfits {
+            0 => format!("all {allocations} allocations follow {} polynomials of the shape", self.distinct),
+            misfits => format!(
+                "{misfits} of {allocations} allocations follow no polynomial of the shape; they are small, were off by up \
+                 to {}.{} % in the probes and are taken as that much larger",
+                self.worst_permille / 10,
+                self.worst_permille % 10
+            ),
+        }
+    }
+
+    /// Micro-batches of an update.
+    pub fn steps_of_an_update(&self) -> usize {
+        steps_of_an_update(&self.recording)
+    }
+
+    /// The events of a long run, made one at a time. Its steps are rounded up to whole updates.
+    pub fn events<'a>(&'a self, run: LongRun<'a>) -> Result<RunEvents<'a>, ForecastError> {
+        let updates = run.shapes.len().div_ceil(self.steps_of_an_update());
+        let script = long_script(&self.recording, self.batch_size, updates, run.evaluate_every)?;
+        let shapes = RunShapes { steps: run.shapes, evaluation: run.evaluation };
+        Ok(RunEvents::shaped(&self.recording, Shaped::new(&self.fits, shapes), script))
+    }
+}

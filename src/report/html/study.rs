@@ -1,0 +1,157 @@
+//! What a journal says of its study, in the form that the figures take it.
+//!
+//! The plan in a journal is a JSON value and may be another version's, so a key that is not there is no error: the
+//! figure that needs it does without.
+
+use serde_json::Value;
+
+use crate::device::DeviceFacts;
+use crate::memory::FragmentationMetric;
+use crate::memory::blocks::BlockMap;
+use crate::memory::forecast::curve::Curve;
+use crate::report::Recommendation;
+use crate::report::recommendation::Recommended;
+use crate::search::JudgedTrial;
+use crate::trial::journal::{Contents, Entry, Header};
+use crate::trial::{Point, TrialSpec};
+
+/// A study.
+pub(super) struct Study<'a> {
+    pub(super) header: &'a Header,
+    pub(super) facts: Option<&'a DeviceFacts>,
+    /// How often the device was opened: once, and again for each resumption.
+    pub(super) starts: usize,
+    pub(super) trials: Vec<JudgedTrial>,
+    /// Trials that began and have no end.
+    pub(super) unfinished: Vec<&'a TrialSpec>,
+    pub(super) skips: Vec<(&'a Point, &'a str)>,
+    pub(super) recommendation: Option<Recommendation>,
+    /// Whether the last recommendation is one that this version cannot read.
+    pub(super) is_unreadable: bool,
+    pub(super) conclusion: Option<&'a str>,
+    pub(super) curve: Option<&'a Curve>,
+    pub(super) map: Option<(&'a Point, &'a BlockMap)>,
+    pub(super) unknown_entries: usize,
+}
+
+impl<'a> Study<'a> {
+    pub(super) fn new(contents: &'a Contents) -> Self {
+        let mut study = Self {
+            header: &contents.header,
+            facts: None,
+            starts: 0,
+            trials: Vec::new(),
+            unfinished: Vec::new(),
+            skips: Vec::new(),
+            recommendation: None,
+            is_unreadable: false,
+            conclusion: None,
+            curve: None,
+            map: None,
+            unknown_entries: contents.unknown_entries,
+        };
+        for entry in &contents.entries {
+            study.read(entry);
+        }
+        study
+    }
+
+    fn read(&mut self, entry: &'a Entry) {
+        match entry {
+            Entry::Device { facts } => {
+                self.facts = Some(facts);
+                self.starts += 1;
+            }
+            Entry::TrialStarted { spec } => {
+                // Whatever was concluded before, the study goes on.
+                self.conclusion = None;
+                self.unfinished.push(spec);
+            }
+            Entry::TrialEnded { record, verdict } => {
+                self.unfinished.retain(|spec| spec.id != record.spec.id);
+                let verdict = serde_json::from_value(verdict.clone()).unwrap_or_default();
+                self.trials.push(JudgedTrial { record: record.clone(), verdict });
+            }
+            // A resumed study says again what it ruled out.
+            Entry::Skipped { point, reason } => {
+                if !self.skips.contains(&(point, reason.as_str())) {
+                    self.skips.push((point, reason));
+                }
+            }
+            Entry::Recommended { recommendation } => {
+                let read = serde_json::from_value(recommendation.clone());
+                self.is_unreadable = read.is_err();
+                self.recommendation = read.ok();
+            }
+            Entry::Forecast { curve } => self.curve = Some(curve),
+            Entry::BlockMap { point, map } => self.map = Some((point, map)),
+            Entry::Concluded { status } => self.conclusion = Some(status),
+        }
+    }
+
+    /// A value of the plan.
+    pub(super) fn plan(&self, pointer: &str) -> Option<&'a Value> {
+        self.header.plan.pointer(pointer).filter(|value| !value.is_null())
+    }
+
+    pub(super) fn name(&self) -> &'a str {
+        self.plan("/name").and_then(Value::as_str).unwrap_or("a study without a name")
+    }
+
+    pub(super) fn recommended(&self) -> Option<&Recommended> {
+        self.recommendation.as_ref()?.recommended.as_ref()
+    }
+
+    /// C.
+    pub(super) fn limit_bytes(&self) -> Option<u64> {
+        self.facts.map(|facts| facts.limit_bytes).filter(|limit| *limit > 0)
+    }
+
+    /// The highest rate that is allowed, and of which metric.
+    pub(super) fn threshold(&self) -> Option<f64> {
+        self.plan("/safety/fragmentation_threshold").and_then(Value::as_f64)
+    }
+
+    pub(super) fn metric(&self) -> FragmentationMetric {
+        let metric = self.plan("/safety/fragmentation_metric");
+        metric.and_then(|metric| serde_json::from_value(metric.clone()).ok()).unwrap_or_default()
+    }
+
+    pub(super) fn metric_name(&self) -> &'static str {
+        match self.metric() {
+            FragmentationMetric::Peak => "peak",
+            FragmentationMetric::External => "external",
+            FragmentationMetric::Reserved => "reserved",
+        }
+    }
+
+    /// Whether a point is the answer.
+    pub(super) fn is_answer(&self, point: &Point) -> bool {
+        self.recommended().is_some_and(|answer| {
+            (point.batch_size, point.accumulation_steps, point.loader_workers)
+                == (answer.batch_size, answer.accumulation_steps, answer.loader_workers)
+                && (point.prefetch_depth, point.device_prefetch) == (answer.prefetch_depth, answer.device_prefetch)
+        })
+    }
+
+    /// The run that speaks for the answer: its soak, else its measuring trial; without an answer the longest series there
+    /// is.
+    pub(super) fn main_trial(&self) -> Option<&JudgedTrial> {
+        let of_answer = || self.trials.iter().rev().filter(|trial| self.is_answer(&trial.record.spec.point));
+        let soak = of_answer().find(|trial| trial.record.spec.is_soak());
+        let measured = || of_answer().find(|trial| trial.record.spec.is_measuring());
+        let longest = || self.trials.iter().max_by_key(|trial| trial.record.samples.len());
+        soak.or_else(measured).or_else(longest)
+    }
+
+    /// Everything that warns, each once, in the order in which it came up.
+    pub(super) fn warnings(&self) -> Vec<&str> {
+        let mut warnings: Vec<&str> = Vec::new();
+        for warning in self.trials.iter().flat_map(|trial| &trial.record.warnings) {
+            if !warnings.contains(&warning.as_str()) {
+                warnings.push(warning);
+            }
+        }
+        warnings
+    }
+}

@@ -1,0 +1,224 @@
+use serde_json::json;
+
+use super::*;
+use crate::device::DeviceFacts;
+use crate::memory::blocks::{BlockMap, Run};
+use crate::memory::forecast::Method;
+use crate::memory::forecast::curve::{Curve, CurvePoint};
+use crate::search::rules;
+use crate::search::rules::testing::{completed, point, safety, sample};
+use crate::trial::journal::{Entry, Header};
+use crate::trial::{Outcome, Purpose, TrialId, TrialRecord, TrialSpec};
+use crate::units::{GIB, MIB};
+
+fn contents(entries: Vec<Entry>) -> Contents {
+    let plan = json!({"name": "toy", "safety": {"fragmentation_threshold": 0.3, "fragmentation_metric": "peak"}});
+    Contents { header: Header::new("abc", plan), entries, unknown_entries: 0, whole_bytes: 0 }
+}
+
+fn device() -> Entry {
+    Entry::Device {
+        facts: DeviceFacts {
+            device: "cuda:0".to_owned(),
+            name: "A card".to_owned(),
+            uuid: None,
+            driver: Some("580".to_owned()),
+            total_bytes: 4 * GIB,
+            free_bytes: 3 * GIB,
+            external_bytes: MIB,
+            limit_bytes: GIB,
+            allocator: "native".to_owned(),
+            alloc_conf: None,
+            cpus: 2,
+            hostname: "host".to_owned(),
+        },
+    }
+}
+
+fn ended(record: TrialRecord) -> Entry {
+    let verdict = serde_json::to_value(rules::judge(&record, &safety())).unwrap();
+    Entry::TrialEnded { record, verdict }
+}
+
+fn trial(id: u32, batch_size: usize, samples: u32) -> TrialRecord {
+    let record = completed(point(batch_size), (1..=samples).map(|pair| sample(pair * 2)).collect());
+    TrialRecord { spec: TrialSpec { id: TrialId(id), ..record.spec.clone() }, ..record }
+}
+
+/// Ids of figures that every page of a study has.
+const FIGURES: [&str; 7] = [
+    "throughput",
+    "memory",
+    "fragmentation-by-step",
+    "memory-by-step",
+    "fragmentation-by-run",
+    "block-map",
+    "loader-grid",
+];
+
+/// What is true of every page.
+fn sound(page: &str) {
+    for figure in FIGURES {
+        assert_eq!(page.matches(&format!("id=\"{figure}\"")).count(), 1, "{figure}");
+    }
+    for forbidden in ["<script", "http://", "https://", "NaN", "javascript:", "onerror=\""] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+    assert!(page.contains("default-src 'none'"));
+    for tag in ["section", "figure", "table", "details", "svg", "div", "ul", "p"] {
+        let opened = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
+        assert_eq!(opened, page.matches(&format!("</{tag}>")).count(), "{tag}");
+    }
+}
+
+#[test]
+fn an_empty_study_has_a_page_that_says_so() {
+    let page = page(&contents(Vec::new()));
+    sound(&page);
+    assert!(page.contains("No safe configuration so far") && page.contains("No trial has ended."));
+    assert!(page.contains("The journal holds no block map"));
+}
+
+#[test]
+fn one_failed_trial_is_told_with_its_reason_and_its_log() {
+    let outcome = Outcome::Crashed { signal: Some(9), status: None, log: "last words".to_owned() };
+    let record = TrialRecord { outcome, measurement: None, samples: Vec::new(), ..trial(1, 4, 0) };
+    let page = page(&contents(vec![device(), ended(record)]));
+    sound(&page);
+    assert!(page.contains("ended by signal 9") && page.contains("<pre>last words</pre>"), "{page}");
+}
+
+#[test]
+fn names_paths_and_errors_cannot_break_out() {
+    let evil = "</pre></title><script>alert(1)</script><img src=x onerror=\"x\">'\u{202e}\u{1b}[31m";
+    let mut record = TrialRecord {
+        outcome: Outcome::Failed { message: evil.to_owned() },
+        warnings: vec![evil.to_owned()],
+        ..trial(1, 4, 3)
+    };
+    record.spec.point.alloc_conf = Some(evil.to_owned());
+    let Entry::Device { facts } = device() else { unreachable!() };
+    let facts =
+        DeviceFacts { name: evil.to_owned(), driver: Some(evil.to_owned()), hostname: evil.to_owned(), ..facts };
+    let skipped = Entry::Skipped { point: record.spec.point.clone(), reason: evil.to_owned() };
+    let mut journal = contents(vec![Entry::Device { facts }, ended(record.clone()), skipped]);
+    journal.header.plan = json!({"name": evil, "command": {"run": [evil]}});
+    journal.header.started = evil.to_owned();
+    journal.header.config_sha256 = evil.to_owned();
+    let page = page(&journal);
+    sound(&page);
+    assert!(!page.contains("<img") && !page.contains('\u{1b}') && !page.contains('\u{202e}'));
+    let both = comparison(&journal, &journal);
+    assert!(!both.contains("<script") && !both.contains("<img"));
+}
+
+#[test]
+fn a_resumed_study_says_so_and_shows_each_thing_once() {
+    let skipped = || Entry::Skipped { point: point(64), reason: "does not fit by forecast".to_owned() };
+    let spec = trial(2, 8, 1).spec;
+    let entries = vec![
+        device(),
+        ended(trial(1, 4, 3)),
+        skipped(),
+        Entry::TrialStarted { spec: spec.clone() },
+        device(),
+        skipped(),
+        ended(trial(3, 8, 3)),
+    ];
+    let page = page(&contents(entries));
+    sound(&page);
+    assert!(page.contains("taken up again 1 time") && page.contains("Trial 2 (ladder"), "{page}");
+    assert_eq!(page.matches("does not fit by forecast").count(), 1);
+}
+
+#[test]
+fn a_program_that_does_not_report_has_a_page() {
+    let record = TrialRecord { samples: Vec::new(), measurement: Some(Default::default()), ..trial(1, 4, 0) };
+    let mut journal = contents(vec![device(), ended(record)]);
+    journal.header.plan = json!({"name": "sleep", "command": {"run": ["sleep", "{steps}"]}});
+    let page = page(&journal);
+    sound(&page);
+    assert!(page.contains("nothing to draw"));
+}
+
+#[test]
+fn forecast_and_block_map_are_drawn_from_the_journal() {
+    let curve = Curve {
+        method: Method::Exact,
+        reason: "they align".to_owned(),
+        limit_bytes: GIB,
+        accumulation_steps: 1,
+        points: [2, 8, 16]
+            .map(|batch_size| CurvePoint {
+                batch_size,
+                peak_allocated_bytes: batch_size as u64 * 60 * MIB,
+                peak_reserved_bytes: batch_size as u64 * 64 * MIB,
+                fits: batch_size < 16,
+            })
+            .to_vec(),
+    };
+    let runs = vec![
+        Run { bytes: 300 * MIB, live_bytes: 300 * MIB, blocks: 3, opens_segment: true, ..Run::default() },
+        Run { bytes: 40 * MIB, kept_bytes: 40 * MIB, blocks: 1, ..Run::default() },
+    ];
+    let map = BlockMap {
+        event: 7,
+        request_bytes: 64 * MIB,
+        reserved_bytes: 340 * MIB,
+        allocated_bytes: 300 * MIB,
+        runs,
+        ..BlockMap::default()
+    };
+    let entries = vec![
+        device(),
+        ended(trial(1, 8, 3)),
+        Entry::Forecast { curve },
+        Entry::BlockMap { point: point(8), map },
+        Entry::Concluded { status: "none".to_owned() },
+    ];
+    // What is written is what is read.
+    let entries: Vec<Entry> =
+        entries.iter().map(|entry| serde_json::from_str(&serde_json::to_string(entry).unwrap()).unwrap()).collect();
+    let page = page(&contents(entries));
+    sound(&page);
+    assert!(page.contains("peak reserved, forecast (exact): 512 MiB at micro-batch 8 (fits)"), "{page}");
+    assert!(page.contains("40.0 MiB free, kept by neighbours in use, 1 block"), "{page}");
+    assert!(page.contains("A request for 64.0 MiB took the last of it from the device."));
+}
+
+/// A study of so many trials, each with a long soak's samples and a talkative loser among three.
+fn long(trials: u32) -> Contents {
+    let entries = (1..=trials).map(|id| {
+        let record = trial(id, (id % 64 + 1) as usize, 250);
+        let purpose = if id % 10 == 0 { Purpose::Soak } else { Purpose::Ladder };
+        let record = TrialRecord { spec: TrialSpec { purpose, ..record.spec.clone() }, ..record };
+        ended(if id % 3 == 0 {
+            let log = "a line of a worker's log, <escaped> & long\n".repeat(2000);
+            TrialRecord { outcome: Outcome::Crashed { signal: None, status: Some(1), log }, ..record }
+        } else {
+            record
+        })
+    });
+    contents(std::iter::once(device()).chain(entries).collect())
+}
+
+#[test]
+fn two_hundred_trials_make_less_than_three_megabytes() {
+    let page = page(&long(200));
+    sound(&page);
+    assert!(page.len() < 1 << 20, "{} bytes", page.len());
+    let many = super::page(&long(1000));
+    assert!(many.len() < 3 << 20, "{} bytes", many.len());
+}
+
+#[test]
+fn two_studies_stand_side_by_side() {
+    let left = contents(vec![device(), ended(trial(1, 4, 3))]);
+    let Entry::Device { facts } = device() else { unreachable!() };
+    let facts = DeviceFacts { limit_bytes: 2 * GIB, ..facts };
+    let right = contents(vec![Entry::Device { facts }, ended(trial(1, 8, 3))]);
+    let page = comparison(&left, &right);
+    assert!(page.contains("toy under 1 GiB") && page.contains("toy under 2 GiB"), "{page}");
+    assert!(page.contains("limit of toy under 2 GiB"));
+    assert_eq!(page.matches("id=\"throughput\"").count(), 1);
+}
