@@ -9,7 +9,7 @@
 //! | [`config`] | `model.yaml` in, a [`config::Plan`] out |
 //! | [`search`] | which trial runs next, what is safe, what is best; the driver's loop |
 //! | [`progress`] | events in; bars, plain lines or JSON lines out |
-//! | [`report`] | the recommendation, its table and its exports |
+//! | [`report`] | the recommendation, its table, its page and its exports |
 //! | [`trial`] | one configuration run for real in a worker process; its outcome, its journal |
 //! | [`train`] | one step: forward, backward, accumulate, update |
 //! | [`model`] | workloads, one file a family |

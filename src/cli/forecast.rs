@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::{ForecastArgs, Form, input, print_result, rate};
+use super::long_run::LongRunError;
+use super::{ForecastArgs, Form, input, long_run, print_result, rate};
 use crate::error::Error;
 use crate::exit_code;
 use crate::memory::Event;
@@ -49,6 +50,12 @@ pub enum ForecastInputError {
     /// There is no model of the allocator.
     #[error("there is no model of the allocator `{0}` (hint: leave `backend` out of `--conf`)")]
     Backend(&'static str),
+    /// Settings are compared over long runs only.
+    #[error("several settings are compared over a long run only (hint: one `--conf`, or `--steps`)")]
+    SeveralConfs,
+    /// The long run cannot be forecast.
+    #[error(transparent)]
+    LongRun(#[from] LongRunError),
     /// The run cannot be forecast.
     #[error(transparent)]
     Forecast(#[from] crate::memory::forecast::ForecastError),
@@ -56,6 +63,9 @@ pub enum ForecastInputError {
 
 pub(super) fn run(args: &ForecastArgs) -> Result<u8, Error> {
     check_batches(args)?;
+    if let Some(steps) = args.steps {
+        return long_run(args, steps);
+    }
     let mut recordings: Vec<(usize, Vec<Event>)> = Vec::with_capacity(args.files.len());
     let mut own = AllocConf::default();
     for (file, batch_size) in args.files.iter().zip(&args.batches) {
@@ -67,9 +77,10 @@ pub(super) fn run(args: &ForecastArgs) -> Result<u8, Error> {
         }
         recordings.push((*batch_size, trace.events));
     }
-    let conf = match &args.conf {
-        Some(text) => text.parse::<AllocConf>()?,
-        None => own,
+    let conf = match args.conf.as_slice() {
+        [] => own,
+        [text] => text.parse::<AllocConf>()?,
+        [_, _, ..] => return Err(ForecastInputError::SeveralConfs.into()),
     };
     if conf.backend != Backend::Native {
         return Err(ForecastInputError::Backend(conf.backend.name()).into());
@@ -89,6 +100,23 @@ pub(super) fn run(args: &ForecastArgs) -> Result<u8, Error> {
     Ok(exit_code::SAFE)
 }
 
+/// The forecast of a long run, under the recordings' own setting or those that were asked for.
+fn long_run(args: &ForecastArgs, steps: usize) -> Result<u8, Error> {
+    let mut recordings = Vec::with_capacity(args.files.len());
+    let mut own = AllocConf::default();
+    for (file, batch_size) in args.files.iter().zip(&args.batches) {
+        let trace = input::recording(file)?.trace();
+        own = trace.conf;
+        recordings.push((*batch_size, trace.events));
+    }
+    let asked = args.conf.iter().map(|text| Ok((text.clone(), text.parse::<AllocConf>()?)));
+    let mut confs: Vec<(String, AllocConf)> = asked.collect::<Result<_, Error>>()?;
+    if confs.is_empty() {
+        confs.push((String::new(), own));
+    }
+    long_run::run(args, steps, &recordings, &confs)
+}
+
 fn check_batches(args: &ForecastArgs) -> Result<(), ForecastInputError> {
     let (files, batches) = (args.files.len(), args.batches.len());
     if files != batches {
@@ -98,7 +126,8 @@ fn check_batches(args: &ForecastArgs) -> Result<(), ForecastInputError> {
         if batch_size < MIN_BATCH_SIZE {
             return Err(ForecastInputError::ProbeTooSmall { batch_size });
         }
-        if args.batches.iter().take(index).any(|before| *before == batch_size) {
+        // Recordings of one batch size may differ in their length.
+        if args.steps.is_none() && args.batches.iter().take(index).any(|before| *before == batch_size) {
             return Err(ForecastInputError::Twice { batch_size });
         }
     }

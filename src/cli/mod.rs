@@ -23,6 +23,7 @@ mod forecast;
 mod input;
 mod inspect;
 mod known_answer;
+mod long_run;
 mod models;
 mod replay;
 mod report;
@@ -202,7 +203,7 @@ struct ExportArgs {
 #[derive(Debug, Args)]
 struct ForecastArgs {
     /// Recordings of the same run at different batch sizes: PyTorch snapshots, batchtune traces or RMM logs
-    #[arg(required = true, num_args = 2..=8, value_name = "FILE")]
+    #[arg(required = true, num_args = 2..=16, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The batch size of each recording
     #[arg(long, value_name = "B,B,…", value_delimiter = ',', required = true)]
@@ -210,12 +211,26 @@ struct ForecastArgs {
     /// The batch sizes to forecast
     #[arg(long, value_name = "B,B,…", value_delimiter = ',', required = true)]
     to: Vec<usize>,
-    /// The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF has them [default: the recordings' own]
+    /// The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF has them; with --steps several times, to compare [default: the
+    /// recordings' own]
     #[arg(long, value_name = "KEY:VALUE,…")]
-    conf: Option<String>,
+    conf: Vec<String>,
     /// What the allocator may take from the device, such as 40GiB
     #[arg(long, value_name = "SIZE")]
     limit: Option<Bytes>,
+    /// Forecast a run of so many steps of varying length; the recordings vary in batch size and length
+    #[arg(long, value_name = "N", requires = "run_lengths", conflicts_with_all = ["updates", "last_batch"])]
+    steps: Option<usize>,
+    /// The length of each recording's samples
+    #[arg(long, value_name = "T,T,…", value_delimiter = ',', requires = "steps")]
+    lengths: Vec<u64>,
+    /// How long the run's samples are: drawn between two bounds, such as 64:512, or a file with one length a line. Each
+    /// batch is padded to its longest
+    #[arg(long, value_name = "MIN:MAX|FILE", requires = "steps")]
+    run_lengths: Option<long_run::RunLengths>,
+    /// An evaluation pass after every so many updates, where the recordings have one
+    #[arg(long, value_name = "N", requires = "steps")]
+    evaluate_every: Option<usize>,
     /// Optimizer steps of the run [default: as recorded]
     #[arg(long, value_name = "N")]
     updates: Option<usize>,

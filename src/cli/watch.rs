@@ -17,6 +17,8 @@ use crate::device::nvml::process_name;
 use crate::error::Error;
 use crate::exit_code;
 use crate::progress::say;
+use crate::report::html;
+use crate::report::recommendation::write_whole;
 use crate::text::with_causes;
 use crate::trial::Interrupt;
 use crate::units::{format_duration, parse_duration};
@@ -58,20 +60,26 @@ pub(super) struct WatchArgs {
     /// Judge what --record kept, and look at no card
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pid", "device", "interval", "record"])]
     replay: Option<PathBuf>,
+    /// Write a page of what was recorded, with its chart
+    #[arg(long, value_name = "FILE", requires = "replay")]
+    html: Option<PathBuf>,
 }
 
 pub(super) fn run(args: &WatchArgs) -> Result<u8, Error> {
     match &args.replay {
-        Some(path) => replay(path, Form::of(args.json)),
+        Some(path) => replay(path, args.html.as_deref(), Form::of(args.json)),
         None => live(args),
     }
 }
 
 /// Judges a recorded watch.
-fn replay(path: &Path, form: Form) -> Result<u8, Error> {
+fn replay(path: &Path, page: Option<&Path>, form: Form) -> Result<u8, Error> {
     let text = input::watch(path)?;
     let read = Recorded::read(&text).map_err(|problem| WatchError::Recording { path: path.to_owned(), problem })?;
     let summary = read.observations.summary(read.ending);
+    if let Some(page) = page {
+        write_whole(page, html::watch(&read.subject, &read.observations, &summary).as_bytes())?;
+    }
     match form {
         Form::Json => print_result(&format!("{}\n", super::to_json(&summary)))?,
         Form::Table => print_result(&words::summary(&read.subject, &summary, &read.observations))?,

@@ -1,8 +1,8 @@
 //! Where the blocks lie at one moment: a map small enough for a journal and a page.
 //!
-//! The moment that matters is the one at which the allocator took its last memory from the device: what it holds is then
-//! at its highest, and every free byte on the map is one that did not serve. [`worst_moment`] finds it by replaying a
-//! run, and stops earlier where a request fails.
+//! The moment that matters is the one at which the allocator had the most free bytes that did not serve: it came to a new
+//! height by taking memory from the device although it had free blocks. [`worst_moment`] finds it by replaying a run. A
+//! request that fails is worse than any of them; in a run that wastes nothing it is the last new height.
 //!
 //! A map is a row of [`Run`]s in the order of addresses. Neighbours of one kind are one run; where there are still too
 //! many, small neighbours are joined into runs that are partly in use, so a map has a bounded size whatever the run.
@@ -164,24 +164,29 @@ fn bounded(mut runs: Vec<Run>, most: usize) -> Vec<Run> {
     runs
 }
 
-/// The map of a run at its worst moment under an allocator and a limit: where a request fails, else where V came to its
-/// highest. The events are played twice. `None` for a run that allocates nothing.
+/// The map of a run at its worst moment under an allocator and a limit. The events are played twice. `None` for a run that
+/// allocates nothing.
 pub fn worst_moment(
     events: impl Iterator<Item = Event> + Clone,
     settings: Settings,
     limit_bytes: u64,
 ) -> Option<BlockMap> {
     let mut first = Replay::new(settings, limit_bytes);
-    let (mut worst, mut highest) = (None, 0);
+    let (mut worst, mut most_wasted, mut highest, mut free) = (None, 0, 0, 0_u64);
     for (number, event) in events.clone().enumerate() {
-        let fits = first.play(event);
-        let reserved_bytes = first.policy.state().reserved_bytes;
-        if reserved_bytes > highest || !fits {
-            (worst, highest) = (Some(number), reserved_bytes);
-        }
-        if !fits {
+        if !first.play(event) {
+            worst = Some(number);
             break;
         }
+        let state = first.policy.state();
+        let growth = state.reserved_bytes.saturating_sub(highest);
+        // What was taken anew while as much lay idle.
+        let wasted = growth.min(free);
+        if growth > 0 && wasted >= most_wasted {
+            (worst, most_wasted) = (Some(number), wasted);
+        }
+        highest = highest.max(state.reserved_bytes);
+        free = state.reserved_bytes.saturating_sub(state.allocated_bytes);
     }
     let worst = worst?;
     let mut second = Replay::new(settings, limit_bytes);
@@ -252,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_moment_is_the_last_growth_and_its_free_bytes_did_not_serve() {
+    fn at_the_worst_moment_free_bytes_do_not_serve() {
         // 40 and 30 MiB; the hole of 40 is cut by 24, so that 32 more need a segment of their own.
         let events = [alloc(0, 40 * MIB), alloc(1, 30 * MIB), free(0), alloc(2, 24 * MIB), alloc(3, 32 * MIB), free(3)];
         let map = worst_moment(events.iter().copied(), Settings::default(), u64::MAX).unwrap();

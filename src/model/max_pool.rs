@@ -85,7 +85,9 @@ mod tests {
 
             let gradient = y.sqr().unwrap().sum_all().unwrap().backward().unwrap().remove(&x).unwrap();
             let mut expected = vec![0.0; x.elem_count()];
-            places.iter().for_each(|place| expected[*place] += 2.0 * values(&x)[*place]);
+            for place in &places {
+                expected[*place] += 2.0 * values(&x)[*place];
+            }
             for (index, (found, expected)) in values(&gradient).iter().zip(expected).enumerate() {
                 assert!((found - expected).abs() < 1e-6, "{height} × {width}, {index}: {found} against {expected}");
             }

@@ -1,4 +1,4 @@
-//! The report room: the recommendation and what is made from it.
+//! The report room: the recommendation and what is made from it and from the journal: exports, a table, pages.
 //!
 //! Everything here is a function of the journal: the finished trials, the plan and the device facts. Nothing here
 //! prints or runs anything.

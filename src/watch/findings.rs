@@ -50,6 +50,13 @@ impl Finding {
     pub(super) fn new(kind: Kind, certainty: Certainty, text: String) -> Self {
         Self { kind, certainty, text, advice: advice(kind).to_vec() }
     }
+
+    /// The text with a capital and a full stop.
+    pub fn sentence(&self) -> String {
+        let mut letters = self.text.chars();
+        let first: String = letters.next().map(|first| first.to_uppercase().collect()).unwrap_or_default();
+        format!("{first}{}.", letters.as_str())
+    }
 }
 
 fn advice(kind: Kind) -> &'static [&'static str] {

@@ -40,6 +40,7 @@ pub use findings::{Certainty, Finding, Kind};
 pub use observations::Observations;
 pub use process::{Exit, State, Watched};
 pub use recording::{Kept, Line, Recorded, Recorder, RecordingProblem, SCHEMA};
+pub use series::Point;
 pub use summary::{Ending, Summary};
 
 /// What is watched.

@@ -118,6 +118,11 @@ impl Observations {
         points.chunks(size).filter_map(|chunk| chunk.iter().map(|point| point.high_bytes).max()).collect()
     }
 
+    /// The samples in the order of time, several as one where there are too many to keep.
+    pub fn points(&self) -> &[Point] {
+        self.series.points()
+    }
+
     /// The highest use of each of the last points.
     pub fn latest(&self, points: usize) -> Vec<u64> {
         let all = self.series.points();

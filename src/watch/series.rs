@@ -3,15 +3,19 @@
 /// The most points that are kept; a watch may run for weeks.
 const MOST_POINTS: usize = 4096;
 
-/// One sample as the conclusions need it.
+/// One sample as the conclusions need it, or several where a watch was long.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Point {
-    pub(super) at_seconds: f64,
-    pub(super) used_bytes: u64,
-    pub(super) low_bytes: u64,
-    pub(super) high_bytes: u64,
+pub struct Point {
+    /// When it ended.
+    pub at_seconds: f64,
+    /// In use then.
+    pub used_bytes: u64,
+    /// The least in use.
+    pub low_bytes: u64,
+    /// The most.
+    pub high_bytes: u64,
     /// What the watched process holds, where that is known.
-    pub(super) watched_bytes: Option<u64>,
+    pub watched_bytes: Option<u64>,
 }
 
 /// Points in the order of time, thinned evenly where there are too many.

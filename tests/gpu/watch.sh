@@ -46,7 +46,7 @@ tail -n 15 "$out/leaks-watch.log"
 timeout --preserve-status -s INT 2 tune watch --interval 500ms --json >"$out/card.jsonl" 2>"$out/card.log"
 expect "interrupted" $? 130
 for name in fragments leaks; do
-  tune watch --replay "$out/$name.jsonl" --json >"$out/$name-replayed.json"
+  tune watch --replay "$out/$name.jsonl" --html "$out/$name.html" --json >"$out/$name-replayed.json"
   expect "$name: judged again" $? 0
 done
 

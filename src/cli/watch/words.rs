@@ -80,7 +80,7 @@ pub(super) fn summary(subject: &Subject, found: &Summary, observations: &Observa
         text.push_str("\nNothing stands out.\n");
     }
     for finding in &found.findings {
-        let _ = write!(text, "\n{}\n", sentence(&harmless(&finding.text)));
+        let _ = write!(text, "\n{}\n", harmless(&finding.sentence()));
         for (number, advice) in finding.advice.iter().enumerate() {
             let _ = writeln!(text, "  {}. {advice}", number + 1);
         }
@@ -126,13 +126,6 @@ pub(super) fn spark(heights: &[u64], total_bytes: u64) -> String {
 
 fn percent(bytes: u64, total_bytes: u64) -> String {
     format!("{:.0}%", 100.0 * bytes as f64 / total_bytes.max(1) as f64)
-}
-
-/// With a capital and a full stop.
-fn sentence(text: &str) -> String {
-    let mut letters = text.chars();
-    let first: String = letters.next().map(|first| first.to_uppercase().collect()).unwrap_or_default();
-    format!("{first}{}.", letters.as_str())
 }
 
 #[cfg(test)]

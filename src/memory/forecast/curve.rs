@@ -38,7 +38,7 @@ pub struct CurvePoint {
 /// At most [`MOST_POINTS`] batch sizes from `least` to `largest`, the ends among them.
 pub fn batch_sizes(least: usize, largest: usize) -> Vec<usize> {
     let range = largest.saturating_sub(least);
-    let steps = range.min(MOST_POINTS - 1).max(1);
+    let steps = range.clamp(1, MOST_POINTS - 1);
     let mut sizes: Vec<usize> =
         (0..=steps).map(|step| least.saturating_add(range / steps * step + range % steps * step / steps)).collect();
     sizes.dedup();

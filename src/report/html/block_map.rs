@@ -42,7 +42,7 @@ pub(super) fn write(map: &BlockMap, heading: &Heading<'_>, html: &mut Html) {
     write!(html, "<figcaption>{}</figcaption>", text(heading.caption));
     write!(html, "<p>{}</p>", text(sentence(map)));
     free_runs(map, html);
-    write!(html, "</figure>\n");
+    write!(html, "</figure>");
 }
 
 /// The figures of a map in words.
@@ -60,7 +60,7 @@ fn sentence(map: &BlockMap) -> String {
     match (map.request_bytes, map.failed) {
         (0, _) => words,
         (_, true) => format!("{words} A request for {request} failed."),
-        (_, false) => format!("{words} A request for {request} took the last of it from the device."),
+        (_, false) => format!("{words} A request for {request} had to be met by the device."),
     }
 }
 

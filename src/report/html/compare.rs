@@ -121,7 +121,7 @@ fn scaling(studies: &[Study<'_>; 2], labels: &[String; 2], html: &mut Html) {
         title: "Throughput by batch size".to_owned(),
         caption: "At the effective batch size, the loader included.".to_owned(),
         x: Axis::from_zero("micro-batch", Unit::Count),
-        y: Axis::from_zero("samples a second", Unit::Number("samples/s")),
+        y: Axis::from_zero("throughput", Unit::Number("samples/s")),
         series: series(|measurement| measurement.samples_per_second).collect(),
         guides: Vec::new(),
     };

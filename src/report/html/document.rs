@@ -43,12 +43,12 @@ pub(super) fn page(title: &str, lead: &Html, sections: &[Section]) -> String {
     for Section { id, title, content } in sections {
         write!(
             html,
-            "<section id=\"{id}\" aria-labelledby=\"{id}-title\"><h2 id=\"{id}-title\">{title}</h2>\n{content}</section>\n"
+            "<section id=\"{id}\" aria-labelledby=\"{id}-title\"><h2 id=\"{id}-title\">{title}</h2>\n{content}</section>"
         );
     }
     write!(
         html,
-        "</main>\n<footer>Made by batchtune {}. This file needs no network and runs no script.</footer>\n</body>\n</html>\n",
+        "</main>\n<footer>Made by batchtune {}. This file needs no network and runs no script.</footer>\n</body>\n</html>",
         env!("CARGO_PKG_VERSION")
     );
     html.into_string()
@@ -65,7 +65,7 @@ pub(super) fn table(html: &mut Html, name: &str, headings: &[&str], fill: impl F
     }
     write!(html, "</tr></thead><tbody>");
     fill(html);
-    write!(html, "</tbody></table></div>\n");
+    write!(html, "</tbody></table></div>");
 }
 
 /// A row of a table of names and values.

@@ -46,7 +46,7 @@ pub(super) fn write(study: &Study<'_>, html: &mut Html) {
     write!(
         html,
         "</tbody></table></div><figcaption>An empty cell was not run: the search climbs to the fewest workers that keep \
-         up, and then to the smallest prefetch.</figcaption></figure>\n"
+         up, and then to the smallest prefetch.</figcaption></figure>"
     );
 }
 

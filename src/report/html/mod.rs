@@ -5,6 +5,7 @@
 //! | [`page`] | a study: the answer and why, and everything it rests on |
 //! | [`comparison`] | two studies side by side |
 //! | [`recording`](fn@recording) | a PyTorch snapshot, a trace or an RMM log |
+//! | [`watch`](fn@watch) | a recorded watch of a card |
 //!
 //! Each is a function of the journal (or the recording) alone, so a page can be made again at any time, on any machine.
 //! What a journal of an earlier version lacks is said where it would stand. All texts in a journal are a stranger's: they
@@ -26,12 +27,14 @@ mod recording;
 mod scaling;
 mod study;
 mod trials;
+mod watch;
 
 #[cfg(test)]
 mod tests;
 
 pub use compare::comparison;
 pub use recording::{Recorded, recording};
+pub use watch::watch;
 
 use block_map::Heading;
 use document::Section;
@@ -70,15 +73,15 @@ fn blocks(study: &Study<'_>, id: &str, title: &str, html: &mut Html) {
         write!(
             html,
             "<figure id=\"{}\"><h3>{}</h3><p class=\"nothing\">The journal holds no block map: it is of an earlier \
-             version, the study was cut short, or the events of its point cannot be forecast.</p></figure>\n",
+             version, the study was cut short, or the events of its point cannot be forecast.</p></figure>",
             text(id),
             text(title)
         );
         return;
     };
     let caption = format!(
-        "{point}: by replay of the forecast run under a model of the device's allocator, at event {}, the last one at which \
-         memory was taken from the device. What is free on the map did not serve that request.",
+        "{point}: by replay of the forecast run under a model of the device's allocator, at event {}: a request that fails, \
+         else the one for which most was taken from the device although it lay idle. What is free on the map did not serve.",
         map.event
     );
     block_map::write(map, &Heading { id, title, caption: &caption }, html);

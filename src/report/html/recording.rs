@@ -110,10 +110,11 @@ fn maps(recorded: &Recorded<'_>, html: &mut Html) {
     match worst {
         Some(map) => {
             let caption = format!(
-                "At event {} of the busiest device, by a replay from an empty cache under the file's own settings.",
+                "At event {} of the busiest device, for which most was taken from the device although it lay idle; by a replay \
+                 from an empty cache under the file's own settings.",
                 trace.source_of(map.event as usize)
             );
-            let title = "When the allocator last took memory from the device";
+            let title = "At the worst moment";
             block_map::write(&map, &Heading { id: "map-worst", title, caption: &caption }, html);
         }
         None => write!(

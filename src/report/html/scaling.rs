@@ -41,7 +41,7 @@ fn throughput(study: &Study<'_>) -> Chart {
         title: "Throughput by batch size".to_owned(),
         caption: "At the effective batch size, the loader included. Every mark is a run.".to_owned(),
         x: Axis::from_zero("micro-batch", Unit::Count),
-        y: Axis::from_zero("samples a second", Unit::Number("samples/s")),
+        y: Axis::from_zero("throughput", Unit::Number("samples/s")),
         series: vec![
             Series { name: "passed every rule".to_owned(), shape: Shape::Points, marks: marks(true) },
             Series { name: "broke a rule".to_owned(), shape: Shape::Points, marks: marks(false) },

@@ -8,7 +8,7 @@ use crate::memory::forecast::curve::{Curve, CurvePoint};
 use crate::search::rules;
 use crate::search::rules::testing::{completed, point, safety, sample};
 use crate::trial::journal::{Entry, Header};
-use crate::trial::{Outcome, Purpose, TrialId, TrialRecord, TrialSpec};
+use crate::trial::{Measurement, Outcome, Purpose, TrialId, TrialRecord, TrialSpec};
 use crate::units::{GIB, MIB};
 
 fn contents(entries: Vec<Entry>) -> Contents {
@@ -133,7 +133,7 @@ fn a_resumed_study_says_so_and_shows_each_thing_once() {
 
 #[test]
 fn a_program_that_does_not_report_has_a_page() {
-    let record = TrialRecord { samples: Vec::new(), measurement: Some(Default::default()), ..trial(1, 4, 0) };
+    let record = TrialRecord { samples: Vec::new(), measurement: Some(Measurement::default()), ..trial(1, 4, 0) };
     let mut journal = contents(vec![device(), ended(record)]);
     journal.header.plan = json!({"name": "sleep", "command": {"run": ["sleep", "{steps}"]}});
     let page = page(&journal);
@@ -169,7 +169,7 @@ fn forecast_and_block_map_are_drawn_from_the_journal() {
         runs,
         ..BlockMap::default()
     };
-    let entries = vec![
+    let entries = [
         device(),
         ended(trial(1, 8, 3)),
         Entry::Forecast { curve },
@@ -181,9 +181,9 @@ fn forecast_and_block_map_are_drawn_from_the_journal() {
         entries.iter().map(|entry| serde_json::from_str(&serde_json::to_string(entry).unwrap()).unwrap()).collect();
     let page = page(&contents(entries));
     sound(&page);
-    assert!(page.contains("peak reserved, forecast (exact): 512 MiB at micro-batch 8 (fits)"), "{page}");
+    assert!(page.contains("peak reserved, forecast (exact): 512.0 MiB at micro-batch 8 (fits)"), "{page}");
     assert!(page.contains("40.0 MiB free, kept by neighbours in use, 1 block"), "{page}");
-    assert!(page.contains("A request for 64.0 MiB took the last of it from the device."));
+    assert!(page.contains("A request for 64.0 MiB had to be met by the device."));
 }
 
 /// A study of so many trials, each with a long soak's samples and a talkative loser among three.
@@ -218,7 +218,7 @@ fn two_studies_stand_side_by_side() {
     let facts = DeviceFacts { limit_bytes: 2 * GIB, ..facts };
     let right = contents(vec![Entry::Device { facts }, ended(trial(1, 8, 3))]);
     let page = comparison(&left, &right);
-    assert!(page.contains("toy under 1 GiB") && page.contains("toy under 2 GiB"), "{page}");
-    assert!(page.contains("limit of toy under 2 GiB"));
+    assert!(page.contains("toy under 1.0 GiB") && page.contains("toy under 2.0 GiB"), "{page}");
+    assert!(page.contains("limit of toy under 2.0 GiB"));
     assert_eq!(page.matches("id=\"throughput\"").count(), 1);
 }

@@ -31,7 +31,8 @@ impl Running<'_> {
         let Some(point) = point else { return };
         let run = self.history.trials().iter().map(|trial| trial.record.spec.point.batch_size);
         let skipped = self.skipped.iter().map(|skip| skip.point.batch_size);
-        let largest = run.chain(skipped).max().unwrap_or(MIN_BATCH_SIZE);
+        let meant = self.space.pairs().iter().map(|pair| pair.batch_size).max();
+        let largest = run.chain(skipped).chain(meant).max().unwrap_or(MIN_BATCH_SIZE);
         let until = Instant::now() + TIME_FOR_DRAWINGS;
         let sizes = batch_sizes(MIN_BATCH_SIZE, largest);
         if let Some(curve) = self.knowledge.curve(&point, &sizes, &|| Instant::now() < until) {

@@ -3,6 +3,9 @@ use std::fs;
 use serde_json::json;
 
 use super::*;
+use crate::memory::blocks::Run;
+use crate::memory::forecast::Method;
+use crate::memory::forecast::curve::CurvePoint;
 use crate::memory::{MemorySample, Rates, Trim};
 use crate::train::GradientCheckpointing;
 use crate::trial::outcome::{Measurement, Outcome};
@@ -61,6 +64,16 @@ fn entries() -> Vec<Entry> {
         cpus: 2,
         hostname: "here".to_owned(),
     };
+    let point = CurvePoint { batch_size: 2, peak_allocated_bytes: 5, peak_reserved_bytes: 6, fits: true };
+    let curve = Curve {
+        method: Method::Exact,
+        reason: "they align".to_owned(),
+        limit_bytes: 4,
+        accumulation_steps: 1,
+        points: vec![point],
+    };
+    let run = Run { bytes: 2, live_bytes: 1, kept_bytes: 1, blocks: 2, opens_segment: true };
+    let map = BlockMap { event: 9, reserved_bytes: 2, runs: vec![run], ..BlockMap::default() };
     vec![
         Entry::Device { facts },
         Entry::TrialStarted { spec: spec(1) },
@@ -68,6 +81,8 @@ fn entries() -> Vec<Entry> {
         Entry::Skipped { point: spec(2).point, reason: "the forecast is 9 GiB".to_owned() },
         ended(3),
         Entry::Recommended { recommendation: json!({"status": "unverified"}) },
+        Entry::Forecast { curve },
+        Entry::BlockMap { point: spec(1).point, map },
         Entry::Concluded { status: "safe".to_owned() },
     ]
 }

@@ -41,6 +41,16 @@ impl Shape {
         Some(Self { values: padded, axes: values.len() })
     }
 
+    /// The same of a known number of axes.
+    pub fn of<const N: usize>(values: [u64; N]) -> Self {
+        const { assert!(0 < N && N <= MAX_AXES) };
+        let mut padded = [1; MAX_AXES];
+        for (place, value) in padded.iter_mut().zip(values) {
+            *place = value;
+        }
+        Self { values: padded, axes: N }
+    }
+
     /// The values.
     pub fn values(&self) -> &[u64] {
         self.values.get(..self.axes).unwrap_or_default()

@@ -7,7 +7,7 @@ use crate::report::html::markup::{Html, text};
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 270.0;
 const LEFT: f64 = 46.0;
-const RIGHT: f64 = 14.0;
+const RIGHT: f64 = 22.0;
 const TOP: f64 = 36.0;
 const BOTTOM: f64 = 40.0;
 /// Colours, marks and dashes there are; series beyond them begin anew.

@@ -122,7 +122,7 @@ impl Chart {
             write!(html, "<figcaption>{}</figcaption>", text(&self.caption));
         }
         chart.table(html);
-        write!(html, "</figure>\n");
+        write!(html, "</figure>");
     }
 
     /// The chart without what cannot be drawn, and with no more points than can be told apart.

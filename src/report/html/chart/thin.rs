@@ -35,7 +35,7 @@ mod tests {
         let marks: Vec<Mark> = (0..1000).map(|n| Mark::at(f64::from(n), height(n))).collect();
         let kept = thin(marks.clone(), 100);
         assert!(kept.len() <= 100);
-        assert!(kept.iter().any(|mark| mark.x == 777.0));
+        assert!(kept.iter().any(|mark| mark.y > 1e5));
         assert!(kept.is_sorted_by(|left, right| left.x < right.x));
         assert_eq!(thin(marks[..100].to_vec(), 100).len(), 100);
         assert!(thin(Vec::new(), 0).is_empty());
