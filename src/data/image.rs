@@ -113,7 +113,8 @@ impl Scale {
 #[derive(Default)]
 struct Scratch {
     file: Vec<u8>,
-    decoder: jpeg::Decoder,
+    /// All pixels of a JPEG.
+    whole: Vec<u8>,
     pixels: Pixels,
 }
 
@@ -136,11 +137,12 @@ pub(super) fn load(path: &Path, resample: &Resample, choose: &Choose<'_>) -> Res
     SCRATCH.with_borrow_mut(|scratch| {
         scratch.file.clear();
         append(path, path, MAX_FILE_BYTES, &mut scratch.file)?;
-        // A decoder's input is anybody's, and not all of it is our own code: a panic there is a broken image here.
+        // A decoder is somebody else's code, and its input is anybody's: a panic there is a broken image here.
         let decoded = catch_unwind(AssertUnwindSafe(|| decode(scratch, choose)));
         let decoded = decoded.unwrap_or_else(|_| Err("its decoder panicked".to_owned()));
         let values = decoded.map(|view| resample.run(&scratch.pixels, view.is_mirrored));
-        if scratch.pixels.rgb.capacity() > 3 * KEPT_PIXELS || scratch.file.capacity() > KEPT_PIXELS {
+        let is_large = |bytes: &Vec<u8>| bytes.capacity() > 3 * KEPT_PIXELS;
+        if is_large(&scratch.pixels.rgb) || is_large(&scratch.whole) || scratch.file.capacity() > KEPT_PIXELS {
             *scratch = Scratch::default();
         }
         values.map_err(|reason| DataError::BrokenImage { path: path.to_owned(), reason })
@@ -149,9 +151,9 @@ pub(super) fn load(path: &Path, resample: &Resample, choose: &Choose<'_>) -> Res
 
 /// Decodes the file's part that is wanted.
 fn decode(scratch: &mut Scratch, choose: &Choose<'_>) -> Result<View, String> {
-    let Scratch { file, decoder, pixels } = scratch;
+    let Scratch { file, whole, pixels } = scratch;
     match &file[..] {
-        [0xff, 0xd8, ..] => jpeg::decode(file, decoder, pixels, choose),
+        [0xff, 0xd8, ..] => jpeg::decode(file, whole, pixels, choose),
         [0x89, b'P', b'N', b'G', ..] => png::decode(file, pixels, choose),
         [] => Err("it is empty".to_owned()),
         _ => Err("it is neither JPEG nor PNG".to_owned()),
