@@ -2,7 +2,6 @@
 //! own figures. `cargo test --test recompute -- --nocapture` prints them.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on must panic")]
-#![expect(clippy::print_stdout, reason = "a demonstration")]
 
 use batchtune::data::{self, DataSpec};
 use batchtune::device::{self, DeviceChoice, DeviceSession, LargestRequest};

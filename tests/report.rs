@@ -79,7 +79,7 @@ fn photograph(browser: &str, file: &Path, name: &str) {
             let picture = folder.join(format!("{name}-{width}-{theme}.png"));
             // A window is 500 wide at least, a frame in it is not.
             let host = folder.join(format!("{name}-{width}-{theme}.host.html"));
-            let height = if width == 400 { 9000 } else { 5600 };
+            let height = if width == 400 { 5600 } else { 4400 };
             let frame = format!(
                 "<body style=\"margin:0\"><iframe src=\"file://{}\" style=\"border:0\" width={width} height={height}></iframe>",
                 file.display()

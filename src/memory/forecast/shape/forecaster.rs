@@ -110,12 +110,12 @@ impl ShapeForecaster {
         let shapes: Vec<Shape> = probes.iter().map(|probe| probe.shape).collect();
         let batch_of =
             |shape: &Shape| usize::try_from(shape.values().first().copied().unwrap_or(1)).unwrap_or(usize::MAX);
-        let probed = |probe: &&ShapeProbe<'_>| Probed {
+        let canonical = |probe: &&ShapeProbe<'_>| Probed {
             batch_size: batch_of(&probe.shape),
             recording: Recording::of(probe.events),
         };
-        let probed = with_equal_updates(probes.iter().map(probed).collect());
-        let [first, others @ ..] = probed.as_slice() else { return Err(ShapeError::NothingRecorded) };
+        let recorded = with_equal_updates(probes.iter().map(canonical).collect());
+        let [first, others @ ..] = recorded.as_slice() else { return Err(ShapeError::NothingRecorded) };
         if first.recording.allocations() == 0 {
             return Err(ShapeError::NothingRecorded);
         }
@@ -123,7 +123,7 @@ impl ShapeForecaster {
             align([first.batch_size, other.batch_size], &first.recording, &other.recording)
                 .map_err(ShapeError::Misaligned)?;
         }
-        let columns: Vec<Vec<u64>> = probed.iter().map(|probe| probe.recording.sizes().collect()).collect();
+        let columns: Vec<Vec<u64>> = recorded.iter().map(|probe| probe.recording.sizes().collect()).collect();
         let mut forecaster = Self {
             recording: first.recording.clone(),
             fits: ShapeFits::default(),
@@ -142,15 +142,11 @@ impl ShapeForecaster {
         for ordinal in 0..self.recording.allocations() {
             let sizes: Vec<u64> = columns.iter().map(|column| column.get(ordinal).copied().unwrap_or(0)).collect();
             let largest = u128::from(sizes.iter().copied().max().unwrap_or(0));
-            let place = match known.get(&sizes) {
-                Some(place) => *place,
-                None => {
-                    let place = u32::try_from(self.fits.fits.len()).unwrap_or(u32::MAX);
-                    self.fits.fits.push(fit(shapes, &sizes));
-                    known.insert(sizes, place);
-                    place
-                }
-            };
+            let new = u32::try_from(self.fits.fits.len()).unwrap_or(u32::MAX);
+            let place = *known.entry(sizes).or_insert_with_key(|sizes| {
+                self.fits.fits.push(fit(shapes, sizes));
+                new
+            });
             self.fits.of.push(place);
             bytes += largest;
             match self.fits.fits.get(place as usize) {
