@@ -5,6 +5,8 @@
 //! memory, 184 MB. A training image is shifted by up to four pixels (with black around it), mirrored every other time
 //! (both as in He et al., "Deep residual learning", 2015), and normalised.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use rand::rngs::StdRng;
@@ -66,7 +68,7 @@ impl Cifar10 {
             return Err(DataError::NoFiles { path: path.to_owned() });
         }
         let test = path.join("test_batch.bin");
-        if test.is_file() {
+        if path.is_dir() && !fs::metadata(&test).is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             read(&test, path, &mut records)?;
         }
         let held_out = records.len() / RECORD_BYTES - training;

@@ -2,7 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
 
 use super::DataError;
 use crate::units::Bytes;
@@ -49,11 +52,12 @@ pub(super) fn is_hidden(entry: &fs::DirEntry) -> bool {
 pub(super) fn append(file: &Path, source_path: &Path, limit: u64, bytes: &mut Vec<u8>) -> Result<(), DataError> {
     let failed = |source| DataError::Read { path: file.to_owned(), source };
     let left = limit.saturating_sub(bytes.len() as u64);
-    // A pipe would keep whoever opens it waiting.
+    // Opening a device can do something, and a pipe would keep whoever opens it waiting.
     if !fs::metadata(file).map_err(failed)?.is_file() {
         return Err(DataError::NotAFile { path: file.to_owned() });
     }
-    let opened = File::open(file).map_err(failed)?;
+    // It may have become a pipe since.
+    let opened = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(file).map_err(failed)?;
     let kind = opened.metadata().map_err(failed)?;
     if !kind.is_file() {
         return Err(DataError::NotAFile { path: file.to_owned() });

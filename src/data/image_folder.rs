@@ -19,7 +19,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use super::files::is_hidden;
-use super::image::{self, Crop, Normalisation, Resample, View};
+use super::image::{self, Crop, MAX_PIXELS, Normalisation, Resample, View};
 use super::order::mix;
 use super::text::HELD_OUT_DIVISOR;
 use super::{DataError, Dataset, HostValues, InputSpec, Place, Sample};
@@ -64,10 +64,10 @@ impl ImageFolder {
             let gives = "shape [3, height, width]";
             return Err(DataError::ImageShape { source_kind: "image_folder", gives, takes: shape.clone() });
         };
-        let classes = class_folders(path)?;
-        if classes.len() > *limit {
-            return Err(DataError::TooManyClasses { path: path.to_owned(), found: classes.len(), limit: *limit });
+        if width.checked_mul(height).is_none_or(|pixels| pixels > MAX_PIXELS) {
+            return Err(DataError::InvalidInput { reason: "its images are too large" });
         }
+        let classes = class_folders(path, *limit)?;
         let mut images = Vec::new();
         for (class, name) in (0..).zip(&classes) {
             list(&path.join(name), class, &mut images)?;
@@ -121,18 +121,24 @@ impl Dataset for ImageFolder {
     }
 }
 
-/// The names of the class folders, in order.
-fn class_folders(root: &Path) -> Result<Vec<OsString>, DataError> {
+/// The names of the class folders, in order. Those over the limit are counted and no more.
+fn class_folders(root: &Path, limit: usize) -> Result<Vec<OsString>, DataError> {
     let failed = |source| DataError::Read { path: root.to_owned(), source };
-    let mut classes = Vec::new();
+    let (mut classes, mut found) = (Vec::new(), 0);
     for entry in fs::read_dir(root).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         if !is_hidden(&entry) && fs::metadata(entry.path()).is_ok_and(|kind| kind.is_dir()) {
-            classes.push(entry.file_name());
+            found += 1;
+            if found <= limit {
+                classes.push(entry.file_name());
+            }
         }
     }
-    if classes.is_empty() {
+    if found == 0 {
         return Err(DataError::NoClasses { path: root.to_owned() });
+    }
+    if found > limit {
+        return Err(DataError::TooManyClasses { path: root.to_owned(), found, limit });
     }
     classes.sort_unstable();
     Ok(classes)

@@ -2,4 +2,5 @@
 
 mod contract;
 mod fixtures;
+mod hostile;
 mod sources;
