@@ -1,6 +1,6 @@
 //! Where the blocks lie at one moment: a map small enough for a journal and a page.
 //!
-//! The moment that matters is the one at which the allocator had the most free bytes that did not serve: it came to a new
+//! The moment that matters is the one at which the most free bytes did not serve: the allocator came to a new
 //! height by taking memory from the device although it had free blocks. [`worst_moment`] finds it by replaying a run. A
 //! request that fails is worse than any of them; in a run that wastes nothing it is the last new height.
 //!

@@ -81,7 +81,7 @@ fn blocks(study: &Study<'_>, id: &str, title: &str, html: &mut Html) {
     };
     let caption = format!(
         "{point}: by replay of the forecast run under a model of the device's allocator, at event {}: a request that fails, \
-         else the one for which most was taken from the device although it lay idle. What is free on the map did not serve.",
+         else the one for which most was taken from the device although it lay idle. The map is after that request.",
         map.event
     );
     block_map::write(map, &Heading { id, title, caption: &caption }, html);
