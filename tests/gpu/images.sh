@@ -4,7 +4,7 @@
 # for a small ViT whose step is short against the copy of its batch. Needs `tune` (built with --features cuda) on PATH
 # and Python with Pillow and numpy.
 #
-#   tests/gpu/images.sh [OUT]
+#   tests/gpu/images.sh [OUT]     STEPS=staging leaves the loader's part out
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-${OUT:-$(mktemp -d)}}
@@ -49,9 +49,11 @@ resnet='{family: resnet, preset: resnet50, image_size: 224, classes: 20}'
 vit='{family: vit, preset: vit-s16, image_size: 224, patch_size: 32, layers: 2, classes: 20}'
 grid='loader_workers: [0, 1, 2, 4, 8, 12], prefetch_depth: [2, 1], device_prefetch: [0]'
 staging='loader_workers: [12], prefetch_depth: [2], device_prefetch: [0, 1]'
-config resnet-loader "$resnet" 64 "$grid"
-run resnet-loader staged
-run resnet-loader grid
+if [ "${STEPS:-}" != staging ]; then
+  config resnet-loader "$resnet" 64 "$grid"
+  run resnet-loader staged
+  run resnet-loader grid
+fi
 config resnet-staging "$resnet" 64 "$staging" auto
 run resnet-staging grid
 config vit-staging "$vit" 128 "$staging" auto
