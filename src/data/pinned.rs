@@ -1,8 +1,8 @@
 //! Page-locked batches: what a device can copy while the training thread does something else.
 //!
 //! A loader's batches lie in pageable memory. Here each is copied once more, into a page-locked buffer of a ring. The ring
-//! is as small as it can be, since page-locked memory is taken from everybody: a buffer for each batch that is staged on
-//! the device and one for the batch to come. It is reused as soon as the device has copied a batch, and grows to the
+//! is small, since page-locked memory is taken from everybody: a buffer for each batch that is staged on the device, one for
+//! the batch that is being copied, and one for the batch to come. It is reused as soon as the device has copied a batch, and grows to the
 //! largest batch there is. Where the loader has threads, the copying has one too (as PyTorch's `pin_memory` thread), so
 //! that a step waits for no part of it; where the training thread loads, it also copies.
 

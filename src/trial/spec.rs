@@ -53,9 +53,10 @@ impl Point {
         self.accumulation_steps.clamp(1, 2)
     }
 
-    /// Page-locked batches: those that are staged on the device, and the one to come. 0 where batches are pageable.
+    /// Page-locked batches: those that are staged on the device, the one that is being copied, and the one to come, which
+    /// is filled meanwhile. 0 where batches are pageable.
     pub fn pinned_batches(&self) -> usize {
-        if self.pin_memory { self.device_prefetch.saturating_add(1) } else { 0 }
+        if self.pin_memory { self.device_prefetch.saturating_add(2) } else { 0 }
     }
 }
 

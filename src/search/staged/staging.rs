@@ -71,12 +71,12 @@ mod tests {
 
     #[test]
     fn a_ring_of_page_locked_buffers_that_would_fill_the_host_is_left_out() {
-        // The batch, two staged ones and the one that is copied.
-        let (asked, skipped) = staged(500 * MIB);
+        // The batch, two staged ones, the one that is copied and the next.
+        let (asked, skipped) = staged(625 * MIB);
         assert!(matches!(&asked, Err(Ask::Run { point, .. }) if point.device_prefetch == 2), "{asked:?}");
         assert!(skipped.is_empty(), "{skipped:?}");
-        let (asked, skipped) = staged(499 * MIB);
+        let (asked, skipped) = staged(624 * MIB);
         assert!(matches!(&asked, Ok(point) if point.device_prefetch == 0), "{asked:?}");
-        assert!(skipped[0].contains("(0 workers × 0 + 1 + 3 pinned)"), "{skipped:?}");
+        assert!(skipped[0].contains("(0 workers × 0 + 1 + 4 pinned)"), "{skipped:?}");
     }
 }
