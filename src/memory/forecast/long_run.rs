@@ -284,6 +284,50 @@ mod tests {
         assert!(figures.last_growth_step < 4_000 && figures.out_of_memory.is_none(), "{}", figures.last_growth_step);
     }
 
+    /// The same program with an evaluation pass after every so many steps, whose batch has the longest shape.
+    fn record_with_evaluation(shapes: &[(u64, u64)], every: usize, longest: (u64, u64)) -> Vec<Event> {
+        let plain = record(shapes, 1);
+        let mut program = Program { events: Vec::new(), next: 1 << 32 };
+        let mut steps = 0;
+        for event in plain {
+            if let Event::Mark(Mark::Step(number)) = event {
+                if number > 0 && (number as usize).is_multiple_of(every) {
+                    program.mark(Mark::Phase(Phase::Load));
+                    let (b, t) = longest;
+                    let batch = program.alloc(4 * b * t);
+                    program.mark(Mark::Phase(Phase::Evaluation));
+                    let x = program.alloc(1024 * b * t);
+                    program.free(x);
+                    program.free(batch);
+                }
+                steps += 1;
+            }
+            program.events.push(event);
+        }
+        assert_eq!(steps, shapes.len());
+        program.events
+    }
+
+    #[test]
+    fn evaluation_passes_come_where_they_are_asked_for_and_staged_batches_outlive_them() {
+        let shapes_of_probes = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
+        // The first step loads two batches, so the third one is the first like the one before it.
+        let recordings: Vec<_> =
+            shapes_of_probes.iter().map(|shape| record_with_evaluation(&[*shape; 6], 4, *shape)).collect();
+        let probes: Vec<_> = shapes_of_probes
+            .iter()
+            .zip(&recordings)
+            .map(|((b, t), events)| ShapeProbe { shape: Shape::of([*b, *t]), events })
+            .collect();
+        let forecaster = ShapeForecaster::new(&probes).unwrap();
+        let run = lengths(40);
+        let shapes = shapes(&run);
+        let long = LongRun { shapes: &shapes, evaluation: Shape::of([8, 500]), evaluate_every: Some(7) };
+        let forecast = crate::memory::forecast::Recording::collect(forecaster.events(long).unwrap());
+        let real = crate::memory::forecast::Recording::of(&record_with_evaluation(&run, 7, (8, 500)));
+        assert!(forecast == real);
+    }
+
     #[test]
     fn a_run_that_does_not_fit_ends_at_its_step() {
         let (forecaster, run) = (forecaster(0), lengths(300));

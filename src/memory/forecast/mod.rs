@@ -129,7 +129,9 @@ pub enum ForecastError {
         batch_size: usize,
     },
     /// The recording has no update that repeats.
-    #[error("the probes hold no steady step to repeat (hint: record at least three updates)")]
+    #[error(
+        "the probes hold no steady step to repeat (hint: record at least three updates, before any evaluation pass)"
+    )]
     NoSteadyStep,
     /// The run is too long.
     #[error("a run of `{updates}` updates is too long (hint: memory repeats itself long before {})", run::MAX_UPDATES)]

@@ -124,6 +124,9 @@ pub fn script(recording: &Recording, shape: RunShape) -> Result<Vec<RunPart>, Fo
 
 /// The parts of a run of so many updates, with an evaluation pass (and a checkpoint, where one was recorded with it) after
 /// every `evaluate_every`-th one.
+///
+/// What a step frees may be of the step before it, so a template is used where the recording had it: the update that
+/// repeats comes after one like itself, and the one after an evaluation pass is its own.
 pub(super) fn long_script(
     recording: &Recording,
     batch_size: usize,
@@ -134,23 +137,31 @@ pub(super) fn long_script(
         return Err(ForecastError::TooManyUpdates { updates });
     }
     let known = Updates::of(recording);
-    let Some(last) = known.complete.last() else { return Err(ForecastError::NoSteadyStep) };
-    if updates > known.complete.len() && !known.is_steady(recording) {
-        return Err(ForecastError::NoSteadyStep);
-    }
     let mut writer = Writer { parts: recording.parts(), batch_size, script: Vec::new() };
     writer.write(&known.prologue, Window::FirstStep);
+    let is_plain = |update: &[usize]| writer.rest_of(update).is_empty();
     // The batch of an evaluation pass is loaded at the end of the step before it, so that step goes with it.
-    let evaluated = known.complete.iter().find(|update| !writer.rest_of(update).is_empty());
-    let plain = |update: &[usize]| writer.rest_of(update).is_empty();
-    let steady = known.complete.iter().rev().find(|update| plain(update)).unwrap_or(last).clone();
-    let first: Vec<Vec<usize>> = known.complete.iter().take_while(|update| plain(update)).cloned().collect();
-    for update in 0..updates {
-        let step = if update == 0 { Window::FirstStep } else { Window::SteadyStep };
-        let is_evaluated = evaluate_every.is_some_and(|every| every > 0 && (update + 1).is_multiple_of(every));
-        match evaluated.filter(|_| is_evaluated && update > 0) {
-            Some(update) => writer.write(update, step),
-            None => writer.write(&writer.steps_of(first.get(update).unwrap_or(&steady)), step),
+    let evaluated = known.complete.iter().position(|update| !is_plain(update));
+    let steady = known.steady(recording, is_plain).ok_or(ForecastError::NoSteadyStep)?;
+    let (mut templates, mut is_after_evaluation) = (Vec::with_capacity(updates), false);
+    for number in 0..updates {
+        let is_due = evaluate_every.is_some_and(|every| every > 0 && (number + 1).is_multiple_of(every));
+        let evaluation = evaluated.filter(|_| is_due && number > 0);
+        let after = evaluated.map(|place| place + 1).filter(|place| *place < known.complete.len());
+        templates.push(match (evaluation, after) {
+            (Some(place), _) => place,
+            (None, Some(place)) if is_after_evaluation => place,
+            (None, _) => number.min(steady),
+        });
+        is_after_evaluation = evaluation.is_some();
+    }
+    for (number, template) in templates.into_iter().enumerate() {
+        let step = if number == 0 { Window::FirstStep } else { Window::SteadyStep };
+        let update = known.complete.get(template).map(Vec::as_slice).unwrap_or_default();
+        if Some(template) == evaluated {
+            writer.write(update, step);
+        } else {
+            writer.write(&writer.steps_of(update), step);
         }
     }
     Ok(writer.script)
@@ -221,6 +232,12 @@ impl Writer<'_> {
     }
 }
 
+/// How often each step of an update allocates.
+fn allocations(recording: &Recording, update: &[usize]) -> Vec<usize> {
+    let parts = update.iter().filter_map(|index| recording.parts().get(*index));
+    parts.filter(|part| part.kind == PartKind::Step).map(|part| part.allocations.len()).collect()
+}
+
 /// The parts of a recording by the update they belong to.
 #[derive(Debug, Default)]
 struct Updates {
@@ -257,10 +274,19 @@ impl Updates {
 
     /// Whether the last update allocates as often as the one before it, step by step.
     fn is_steady(&self, recording: &Recording) -> bool {
-        let allocations = |update: &[usize]| -> Vec<usize> {
-            let parts = update.iter().filter_map(|index| recording.parts().get(*index));
-            parts.filter(|part| part.kind == PartKind::Step).map(|part| part.allocations.len()).collect()
-        };
-        matches!(self.complete.as_slice(), [.., before, last] if allocations(before) == allocations(last))
+        matches!(self.complete.as_slice(), [.., before, last] if allocations(recording, before) == allocations(recording, last))
+    }
+
+    /// The last update that allocates as often as the one before it, step by step, where both are plain and so are all
+    /// before them.
+    fn steady(&self, recording: &Recording, is_plain: impl Fn(&[usize]) -> bool) -> Option<usize> {
+        let plain = self.complete.iter().take_while(|update| is_plain(update)).count();
+        let pairs = self.complete.windows(2).take(plain.saturating_sub(1));
+        let alike = pairs.enumerate().filter(|(_, pair)| match pair {
+            [before, update] => allocations(recording, before) == allocations(recording, update),
+            _ => false,
+        });
+        // The last of them: what is staged ahead takes some steps to be freed as it will be.
+        alike.last().map(|(place, _)| place + 1)
     }
 }
