@@ -70,6 +70,26 @@ pub fn external_rate(largest_satisfiable_bytes: u64, allocated_bytes: u64, limit
     share_missing(largest_satisfiable_bytes, free)
 }
 
+/// The samples with their rate `peak` held against the highest need up to each: 1 − the highest peak allocated so far / the
+/// window's peak reserved.
+///
+/// A window may need less than one before it. What a long batch needed and a short one does not is kept for the next long
+/// one: cache that will be used, and no memory in pieces. Where all steps are alike, this is the window's own rate.
+pub fn against_need(samples: &[MemorySample]) -> impl Iterator<Item = MemorySample> {
+    samples.iter().scan(0, |need_bytes: &mut u64, sample| {
+        *need_bytes = (*need_bytes).max(sample.peak_allocated_bytes);
+        let raised = *need_bytes as f64 / sample.peak_allocated_bytes as f64;
+        let against = |rates: Rates| match rates.peak {
+            // 1 − rate is the window's need over what was reserved. A window without any need says nothing.
+            Some(peak) if raised > 1.0 && raised.is_finite() => {
+                Rates { peak: Some((1.0 - (1.0 - peak) * raised).max(0.0)).filter(|_| peak.is_finite()), ..rates }
+            }
+            _ => rates,
+        };
+        Some(MemorySample { rates: against(sample.rates), shadow: sample.shadow.map(against), ..*sample })
+    })
+}
+
 fn share_missing(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| (1.0 - part as f64 / whole as f64).max(0.0))
 }

@@ -282,11 +282,11 @@ impl Updates {
     fn steady(&self, recording: &Recording, is_plain: impl Fn(&[usize]) -> bool) -> Option<usize> {
         let plain = self.complete.iter().take_while(|update| is_plain(update)).count();
         let pairs = self.complete.windows(2).take(plain.saturating_sub(1));
-        let alike = pairs.enumerate().filter(|(_, pair)| match pair {
+        let mut alike = pairs.enumerate().filter(|(_, pair)| match pair {
             [before, update] => allocations(recording, before) == allocations(recording, update),
             _ => false,
         });
         // The last of them: what is staged ahead takes some steps to be freed as it will be.
-        alike.last().map(|(place, _)| place + 1)
+        alike.next_back().map(|(place, _)| place + 1)
     }
 }

@@ -3,6 +3,7 @@
 use super::chart::{Axis, Chart, Guide, Mark, Series, Shape, Unit};
 use super::markup::Html;
 use super::study::Study;
+use crate::memory::fragmentation::against_need;
 use crate::memory::{MemorySample, Rates};
 use crate::search::JudgedTrial;
 use crate::search::rules::WARM_UP_STEPS;
@@ -40,6 +41,7 @@ fn over_steps(study: &Study<'_>) -> Chart {
     let trial = study.main_trial();
     let metric = study.metric();
     let samples = trial.map_or(&[][..], |trial| trial.record.samples.as_slice());
+    let samples: Vec<MemorySample> = against_need(samples).collect();
     let marks = |rates: fn(&MemorySample) -> Option<Rates>| {
         let marks = samples.iter().filter_map(move |sample| {
             let rate = rates(sample)?.get(metric)?;
@@ -57,7 +59,10 @@ fn over_steps(study: &Study<'_>) -> Chart {
     Chart {
         id: "fragmentation-by-step".to_owned(),
         title: format!("Fragmentation rate ({}) over steps", study.metric_name()),
-        caption: format!("Of {}. No rule reads the first {WARM_UP_STEPS} steps.", which(trial)),
+        caption: format!(
+            "Of {}. What is reserved, against the highest need up to there. No rule reads the first {WARM_UP_STEPS} steps.",
+            which(trial)
+        ),
         x: Axis::from_zero("step", Unit::Count),
         y: Axis::from_zero("rate", Unit::Share),
         series,
@@ -102,8 +107,8 @@ fn by_run(study: &Study<'_>) -> Chart {
     let worst = |rates: fn(&MemorySample) -> Option<Rates>| {
         let trials = study.trials.iter().filter(|trial| trial.record.spec.is_judged());
         let marks = trials.filter_map(move |trial| {
-            let steady = trial.record.samples.iter().filter(|sample| sample.step > WARM_UP_STEPS);
-            let highest = steady.filter_map(|sample| rates(sample)?.get(metric)).reduce(f64::max)?;
+            let steady = against_need(&trial.record.samples).filter(|sample| sample.step > WARM_UP_STEPS);
+            let highest = steady.filter_map(|sample| rates(&sample)?.get(metric)).reduce(f64::max)?;
             let spec = &trial.record.spec;
             let note = format!("trial {}, {}", spec.id, spec.purpose);
             Some(Mark::at(spec.point.batch_size as f64, highest).noted(note))

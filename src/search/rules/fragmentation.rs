@@ -13,7 +13,8 @@
 
 use super::{Finding, Level, Rule, is_steady};
 use crate::config::plan::SafetyPlan;
-use crate::memory::{FragmentationMetric, FragmentationSource, MemorySample, Rates};
+use crate::memory::fragmentation::against_need;
+use crate::memory::{FragmentationSource, MemorySample, Rates};
 use crate::trial::TrialRecord;
 use crate::units::Fraction;
 
@@ -38,12 +39,12 @@ impl Rule for FragmentationRate {
             return Finding::none(Some(threshold), "not observed, since the program reports no allocator figures");
         }
         let rated = || rates(&trial.samples, safety);
-        let highest = |a: &(&MemorySample, f64), b: &(&MemorySample, f64)| a.1.total_cmp(&b.1);
+        let highest = |a: &(MemorySample, f64), b: &(MemorySample, f64)| a.1.total_cmp(&b.1);
         let gating = rated().filter(|(sample, rate)| !is_negligible(sample, *rate)).max_by(highest);
         if gating.is_none()
             && let Some((sample, rate)) = rated().max_by(highest)
         {
-            let unused = crate::units::Bytes(unused_bytes(sample, rate));
+            let unused = crate::units::Bytes(unused_bytes(&sample, rate));
             let reason = format!("{unused} fragmented at most, under 1% of the limit");
             return Finding { value: Some(rate), limit: Some(threshold), level: Level::Passed, reason };
         }
@@ -76,29 +77,18 @@ fn is_negligible(sample: &MemorySample, rate: f64) -> bool {
     unused_bytes(sample, rate) < sample.limit_bytes / NEGLIGIBLE_DIVISOR
 }
 
-/// The steady samples with the rate that the plan asked for, of the allocator it asked for; never NaN or infinite.
+/// The steady samples, rated [against the need](against_need), with the rate that the plan asked for, of the allocator it
+/// asked for; never NaN or infinite.
 pub fn rates<'a>(
     samples: &'a [MemorySample],
     safety: &'a SafetyPlan,
-) -> impl Iterator<Item = (&'a MemorySample, f64)> + 'a {
-    let needs = samples.iter().scan(0, |highest: &mut u64, sample| {
-        *highest = (*highest).max(sample.peak_allocated_bytes);
-        Some((sample, *highest))
-    });
-    let rated = needs.filter_map(|(sample, need_bytes)| Some((sample, rate(sample, need_bytes, safety)?)));
+) -> impl Iterator<Item = (MemorySample, f64)> + 'a {
+    let rated = against_need(samples).filter_map(|sample| Some((sample, rate(&sample, safety)?)));
     rated.filter(|(sample, _)| is_steady(sample))
 }
 
-fn rate(sample: &MemorySample, need_bytes: u64, safety: &SafetyPlan) -> Option<f64> {
-    let against_the_need = |rate: f64| match safety.fragmentation_metric {
-        // 1 − rate is the window's need over what was reserved.
-        FragmentationMetric::Peak if need_bytes > sample.peak_allocated_bytes && sample.peak_allocated_bytes > 0 => {
-            (1.0 - (1.0 - rate) * need_bytes as f64 / sample.peak_allocated_bytes as f64).max(0.0)
-        }
-        FragmentationMetric::Peak | FragmentationMetric::External | FragmentationMetric::Reserved => rate,
-    };
-    let finite =
-        |rates: Rates| rates.get(safety.fragmentation_metric).filter(|rate| rate.is_finite()).map(against_the_need);
+fn rate(sample: &MemorySample, safety: &SafetyPlan) -> Option<f64> {
+    let finite = |rates: Rates| rates.get(safety.fragmentation_metric).filter(|rate| rate.is_finite());
     let (device, shadow) = (finite(sample.rates), sample.shadow.and_then(finite));
     match safety.fragmentation_source {
         FragmentationSource::Device => device,
@@ -194,7 +184,7 @@ mod tests {
         let shadowed =
             MemorySample { shadow: Some(Rates { peak: Some(0.5), ..Rates::default() }), ..with_rate(4, 0.1) };
         let device_only = SafetyPlan { fragmentation_source: FragmentationSource::Device, ..safety() };
-        assert_eq!(rate(&shadowed, shadowed.peak_allocated_bytes, &safety()), Some(0.5));
-        assert_eq!(rate(&shadowed, shadowed.peak_allocated_bytes, &device_only), Some(0.1));
+        assert_eq!(rate(&shadowed, &safety()), Some(0.5));
+        assert_eq!(rate(&shadowed, &device_only), Some(0.1));
     }
 }
