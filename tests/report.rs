@@ -129,12 +129,15 @@ fn check(browser: &str, file: &Path, name: &str) -> String {
 fn the_page_of_a_real_study_has_every_figure_and_no_error() {
     let Some(browser) = browser() else { return };
     let folder = TempDir::new().unwrap();
-    for name in ["h200_gpt2_medium_40gib", "h200_gpt2_medium_killed"] {
+    // The first two are of before the forecast's curve and the block map were kept.
+    for name in ["h200_gpt2_medium_40gib", "h200_gpt2_medium_killed", "h200_lengths"] {
         let journal = repository().join(format!("tests/fixtures/journal/{name}.jsonl"));
         let file = folder.path().join(format!("{name}.html"));
         tune(folder.path(), &["report", journal.to_str().unwrap(), "--output", file.to_str().unwrap()]);
         let dom = check(&browser, &file, name);
         assert!(dom.contains("NVIDIA H200") && dom.contains("<svg"), "{name}");
+        let is_whole = dom.contains("peak reserved, forecast (exact)") && dom.contains("class=\"b-live\"");
+        assert_eq!(is_whole, name == "h200_lengths", "{name}");
     }
 }
 
@@ -143,7 +146,9 @@ fn a_study_leaves_a_page_with_its_forecast_and_its_blocks() {
     let Some(browser) = browser() else { return };
     let folder = TempDir::new().unwrap();
     let config = repository().join("configs/quickstart.yaml");
-    tune(folder.path(), &["--config", config.to_str().unwrap(), "--quiet", "--budget", "10m"]);
+    // One pair, so that the answer is no batch of 1, which has no forecast.
+    let only_8 = ["--set", "target.batch_size=8", "--set", "search.accumulation_steps=[1]"];
+    tune(folder.path(), &[&["--config", config.to_str().unwrap(), "--quiet", "--budget", "10m"], &only_8[..]].concat());
     let dom = check(&browser, &folder.path().join(".tune/quickstart/report.html"), "quickstart");
     assert!(dom.contains("peak reserved, forecast (exact)") && dom.contains("class=\"b-live\""));
 }
