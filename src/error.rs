@@ -62,6 +62,18 @@ pub enum Error {
         /// Where it was made.
         device: String,
     },
+    /// A result would be written over what it is made from.
+    #[error("`{}` is what this is made from, and would be lost (hint: another name)", path.display())]
+    OverSource {
+        /// Which.
+        path: std::path::PathBuf,
+    },
+    /// Two results would be written to one file.
+    #[error("`{}` is asked for twice (hint: a name for each result)", path.display())]
+    SameOutput {
+        /// Which.
+        path: std::path::PathBuf,
+    },
     /// A result file cannot be written.
     #[error("cannot write `{}`", path.display())]
     Output {
@@ -96,6 +108,8 @@ impl Error {
             | Self::Conf(_)
             | Self::NoFrames
             | Self::NotForCuda { .. }
+            | Self::OverSource { .. }
+            | Self::SameOutput { .. }
             | Self::Output { .. }
             | Self::Io { .. } => exit_code::USAGE,
             Self::Watch(error) => error.exit_code(),

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use super::output::{keep_apart, keep_each_apart};
 use super::{Form, InspectArgs, input, print_result, rate, write_file};
 use crate::error::Error;
 use crate::exit_code;
@@ -20,6 +21,13 @@ use crate::units::{Bytes, plural};
 const SHOWN: usize = 8;
 
 pub(super) fn run(args: &InspectArgs) -> Result<u8, Error> {
+    let page =
+        args.html.as_ref().map(|path| if path.as_os_str().is_empty() { beside(&args.file) } else { path.clone() });
+    let outputs: Vec<&Path> = [&args.folded, &args.export, &page].into_iter().flatten().map(PathBuf::as_path).collect();
+    keep_each_apart(&outputs)?;
+    for output in &outputs {
+        keep_apart(output, std::slice::from_ref(&args.file))?;
+    }
     let recording = input::recording(&args.file)?;
     let inspection = recording.inspect()?;
     if let Some(path) = &args.folded {
@@ -29,9 +37,8 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Error> {
     if let Some(path) = &args.export {
         export(&recording, path)?;
     }
-    if let Some(path) = &args.html {
-        let path = if path.as_os_str().is_empty() { beside(&args.file) } else { path.clone() };
-        write_page(&args.file, &recording, &inspection, &path)?;
+    if let Some(path) = &page {
+        write_page(&args.file, &recording, &inspection, path)?;
     }
     match Form::of(args.json) {
         Form::Json => print_result(&format!("{}\n", super::to_json(&inspection)))?,

@@ -25,6 +25,7 @@ mod inspect;
 mod known_answer;
 mod long_run;
 mod models;
+mod output;
 mod replay;
 mod report;
 mod schema;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::output::keep_apart;
 use super::{ReportArgs, print_result};
 use crate::error::Error;
 use crate::exit_code;
@@ -27,6 +28,7 @@ pub(super) fn run(args: &ReportArgs) -> Result<u8, Error> {
     }
     let beside = || args.studies.first().map(|study| folder_of(study).join(name)).unwrap_or_default();
     let output = args.output.clone().unwrap_or_else(beside);
+    keep_apart(&output, &args.studies.iter().map(|study| journal_of(study)).collect::<Vec<PathBuf>>())?;
     write_whole(&output, page.as_bytes())?;
     say(&format!("report: {}", output.display()));
     Ok(exit_code::SAFE)
@@ -40,9 +42,12 @@ pub(super) fn write_beside_journal(folder: &Path) -> Result<PathBuf, Error> {
 }
 
 /// The journal of a study directory, or the journal that is named itself.
+fn journal_of(study: &Path) -> PathBuf {
+    if study.is_dir() { study.join(journal::FILE_NAME) } else { study.to_owned() }
+}
+
 fn read(study: &Path) -> Result<Contents, Error> {
-    let path = if study.is_dir() { study.join(journal::FILE_NAME) } else { study.to_owned() };
-    journal::read(&path).map_err(|error| Error::Driver(DriverError::Journal(error)))
+    journal::read(&journal_of(study)).map_err(|error| Error::Driver(DriverError::Journal(error)))
 }
 
 fn folder_of(study: &Path) -> &Path {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
+use super::output::keep_apart;
 use super::{Form, input, print_result};
 use crate::device::DeviceChoice;
 use crate::device::nvml::process_name;
@@ -78,6 +79,7 @@ fn replay(path: &Path, page: Option<&Path>, form: Form) -> Result<u8, Error> {
     let read = Recorded::read(&text).map_err(|problem| WatchError::Recording { path: path.to_owned(), problem })?;
     let summary = read.observations.summary(read.ending);
     if let Some(page) = page {
+        keep_apart(page, &[path.to_owned()])?;
         write_whole(page, html::watch(&read.subject, &read.observations, &summary).as_bytes())?;
     }
     match form {

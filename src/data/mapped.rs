@@ -26,6 +26,10 @@ pub(crate) struct Mapped {
 impl Mapped {
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         let failed = |source: io::Error| DataError::Read { path: path.to_owned(), source };
+        // To open a pipe is to wait for whoever writes into it.
+        if !std::fs::metadata(path).map_err(failed)?.is_file() {
+            return Err(DataError::NotAFile { path: path.to_owned() });
+        }
         let file = File::open(path).map_err(failed)?;
         if !file.metadata().map_err(failed)?.is_file() {
             return Err(DataError::NotAFile { path: path.to_owned() });

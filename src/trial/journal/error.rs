@@ -71,13 +71,13 @@ pub enum JournalError {
         bytes: usize,
     },
     /// It has no header: it is empty, or was cut off within its first line.
-    #[error("the journal `{}` is empty (hint: leave `--resume` out to start over)", path.display())]
+    #[error("the journal `{}` has no whole line (hint: without `--resume` a search starts over)", path.display())]
     NoHeader {
         /// The journal.
         path: PathBuf,
     },
     /// It is of a version that this one does not know.
-    #[error("the journal `{}` has schema `{found}`, expected `{SCHEMA}` (hint: leave `--resume` out to start over)", path.display())]
+    #[error("the journal `{}` has schema `{found}`, expected `{SCHEMA}` (hint: without `--resume` a search starts over)", path.display())]
     Schema {
         /// The journal.
         path: PathBuf,
@@ -85,7 +85,7 @@ pub enum JournalError {
         found: String,
     },
     /// A line other than a torn last one is not an entry.
-    #[error("the journal `{}` is damaged at line {line}: {reason} (hint: leave `--resume` out to start over)", path.display())]
+    #[error("the journal `{}` is damaged at line {line}: {reason} (hint: without `--resume` a search starts over)", path.display())]
     Damaged {
         /// The journal.
         path: PathBuf,

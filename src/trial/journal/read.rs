@@ -1,7 +1,7 @@
 //! Reading a journal, whole or torn.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use serde_json::Value;
@@ -11,6 +11,10 @@ use super::{Contents, Entry, Header, JournalError, MAX_ENTRY_BYTES, SCHEMA};
 /// Reads the journal at `path` without changing it, a torn last line left out.
 pub fn read(path: &Path) -> Result<Contents, JournalError> {
     let failed = |source| JournalError::Read { path: path.to_owned(), source };
+    // To open a pipe is to wait for whoever writes into it.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(failed(io::Error::other("it is no file")));
+    }
     let mut lines = Lines { input: BufReader::new(File::open(path).map_err(failed)?), path, line: 0, whole_bytes: 0 };
     let Some(first) = lines.next_whole()? else { return Err(JournalError::NoHeader { path: path.to_owned() }) };
     let header = header(&first, &lines)?;
