@@ -16,7 +16,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::layers::{BlockDimensions, CausalAttention, CausalMask, LayerNorm, Mlp};
 use super::parameters::{Init, Parameters};
-use super::segments::{self, Pass, Segments};
+use super::segments::{Pass, Segmented, Segments};
 use super::spec::{MAX_LAYERS, MAX_LENGTH, Presets, check_parameters, check_range};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload, hugging_face};
 use crate::data::{Batch, InputSpec};
@@ -140,30 +140,18 @@ struct GptWorkload {
     compute: DType,
 }
 
-impl GptWorkload {
+impl Segmented for GptWorkload {
+    type OnePass<'a> = GptPass<'a>;
+
+    fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
     fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<GptPass<'a>> {
         let (samples, length) = batch.input.dims2()?;
         let network = if pass.has_graph() { &self.network } else { &self.detached };
         let mask = self.mask.broadcast(samples, self.heads, length)?; // [B, H, T, T]
         Ok(GptPass { network, mask, target: &batch.target, compute: self.compute })
-    }
-}
-
-impl Workload for GptWorkload {
-    fn parameters(&self) -> &Parameters {
-        &self.parameters
-    }
-
-    fn loss(&self, batch: &Batch) -> Result<Tensor> {
-        segments::loss(&self.pass(batch, Pass::Train)?, &batch.input)
-    }
-
-    fn evaluate(&self, batch: &Batch) -> Result<Tensor> {
-        segments::loss(&self.pass(batch, Pass::Evaluate)?, &batch.input)
-    }
-
-    fn segments<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<Option<Box<dyn Segments + 'a>>> {
-        Ok(Some(Box::new(self.pass(batch, pass)?)))
     }
 }
 

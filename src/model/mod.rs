@@ -34,7 +34,7 @@ pub mod vit;
 mod weights;
 
 pub use parameters::{Buffers, Parameters};
-pub use segments::{Pass, Segments};
+pub use segments::{Pass, Segmented, Segments};
 pub use spec::ModelSpec;
 pub use weights::Weights;
 

@@ -13,7 +13,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::convolution::Kernel;
 use super::parameters::{Buffers, Parameters};
-use super::segments::{self, Pass, Segments};
+use super::segments::{Pass, Segmented, Segments};
 use super::spec::{Presets, check_range};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload};
 use crate::data::{Batch, InputSpec};
@@ -219,14 +219,11 @@ impl ResNetWorkload {
         let detached = network.detached();
         Ok(Self { parameters, buffers, network, detached, compute: context.precision.compute_dtype() })
     }
-
-    fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> ResNetPass<'a> {
-        let network = if pass.has_graph() { &self.network } else { &self.detached };
-        ResNetPass { network, target: &batch.target, compute: self.compute, pass }
-    }
 }
 
-impl Workload for ResNetWorkload {
+impl Segmented for ResNetWorkload {
+    type OnePass<'a> = ResNetPass<'a>;
+
     fn parameters(&self) -> &Parameters {
         &self.parameters
     }
@@ -235,16 +232,9 @@ impl Workload for ResNetWorkload {
         Some(&self.buffers)
     }
 
-    fn loss(&self, batch: &Batch) -> Result<Tensor> {
-        segments::loss(&self.pass(batch, Pass::Train), &batch.input)
-    }
-
-    fn evaluate(&self, batch: &Batch) -> Result<Tensor> {
-        segments::loss(&self.pass(batch, Pass::Evaluate), &batch.input)
-    }
-
-    fn segments<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<Option<Box<dyn Segments + 'a>>> {
-        Ok(Some(Box::new(self.pass(batch, pass))))
+    fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<ResNetPass<'a>> {
+        let network = if pass.has_graph() { &self.network } else { &self.detached };
+        Ok(ResNetPass { network, target: &batch.target, compute: self.compute, pass })
     }
 }
 

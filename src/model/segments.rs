@@ -7,6 +7,9 @@
 
 use candle_core::{Result, Tensor};
 
+use super::{Buffers, Parameters, Workload};
+use crate::data::Batch;
+
 /// What a pass through a model is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
@@ -41,6 +44,47 @@ pub trait Segments {
     /// What segment `index` makes of what the one before it made. The first takes the batch's input, and the last one
     /// gives the loss: a scalar.
     fn forward(&self, index: usize, x: &Tensor) -> Result<Tensor>;
+}
+
+/// A model that goes through every batch in segments: a [`Workload`] whose loss is all of them in a row.
+pub trait Segmented {
+    /// A pass over one batch.
+    type OnePass<'a>: Segments
+    where
+        Self: 'a;
+
+    /// The trainable parameters.
+    fn parameters(&self) -> &Parameters;
+
+    /// What the model keeps beside its parameters and no gradient reaches; `None` where it keeps nothing.
+    fn buffers(&self) -> Option<&Buffers> {
+        None
+    }
+
+    /// Begins a pass over a batch.
+    fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<Self::OnePass<'a>>;
+}
+
+impl<M: Segmented> Workload for M {
+    fn parameters(&self) -> &Parameters {
+        Segmented::parameters(self)
+    }
+
+    fn buffers(&self) -> Option<&Buffers> {
+        Segmented::buffers(self)
+    }
+
+    fn loss(&self, batch: &Batch) -> Result<Tensor> {
+        loss(&self.pass(batch, Pass::Train)?, &batch.input)
+    }
+
+    fn evaluate(&self, batch: &Batch) -> Result<Tensor> {
+        loss(&self.pass(batch, Pass::Evaluate)?, &batch.input)
+    }
+
+    fn segments<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<Option<Box<dyn Segments + 'a>>> {
+        Ok(Some(Box::new(self.pass(batch, pass)?)))
+    }
 }
 
 /// The loss: all segments in a row.

@@ -181,7 +181,7 @@ impl<'a> Pass<'a> {
 
 /// Runs `work` as a phase. A request that did not fit is the cause of whatever failed after it, and the end of the phase
 /// knows its size; any other error of the work itself comes before one that the end of the phase reports.
-fn in_phase<T>(
+pub(crate) fn in_phase<T>(
     session: &mut dyn DeviceSession,
     phase: Phase,
     work: impl FnOnce() -> candle_core::Result<T>,

@@ -14,7 +14,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::layers::masked_cross_entropy;
 use super::parameters::Parameters;
-use super::segments::{self, Pass, Segments};
+use super::segments::{Pass, Segmented, Segments};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload};
 use crate::data::{Batch, InputSpec};
 
@@ -68,28 +68,16 @@ struct BertWorkload {
     compute: DType,
 }
 
-impl BertWorkload {
-    fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> BertPass<'a> {
-        let network = if pass.has_graph() { &self.network } else { &self.detached };
-        BertPass { network, target: &batch.target, compute: self.compute }
-    }
-}
+impl Segmented for BertWorkload {
+    type OnePass<'a> = BertPass<'a>;
 
-impl Workload for BertWorkload {
     fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    fn loss(&self, batch: &Batch) -> Result<Tensor> {
-        segments::loss(&self.pass(batch, Pass::Train), &batch.input)
-    }
-
-    fn evaluate(&self, batch: &Batch) -> Result<Tensor> {
-        segments::loss(&self.pass(batch, Pass::Evaluate), &batch.input)
-    }
-
-    fn segments<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<Option<Box<dyn Segments + 'a>>> {
-        Ok(Some(Box::new(self.pass(batch, pass))))
+    fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<BertPass<'a>> {
+        let network = if pass.has_graph() { &self.network } else { &self.detached };
+        Ok(BertPass { network, target: &batch.target, compute: self.compute })
     }
 }
 

@@ -13,7 +13,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::layers::{CausalMask, Rotary, RotaryDimensions};
 use super::parameters::Parameters;
-use super::segments::{self, Pass, Segments};
+use super::segments::{Pass, Segmented, Segments};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload};
 use crate::data::{Batch, InputSpec};
 
@@ -73,7 +73,13 @@ struct LlamaWorkload {
     compute: DType,
 }
 
-impl LlamaWorkload {
+impl Segmented for LlamaWorkload {
+    type OnePass<'a> = LlamaPass<'a>;
+
+    fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
     fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<LlamaPass<'a>> {
         let (samples, length) = batch.input.dims2()?;
         let Dimensions { heads, shared, size, .. } = self.dimensions;
@@ -90,24 +96,6 @@ impl LlamaWorkload {
             target: &batch.target,
             compute: self.compute,
         })
-    }
-}
-
-impl Workload for LlamaWorkload {
-    fn parameters(&self) -> &Parameters {
-        &self.parameters
-    }
-
-    fn loss(&self, batch: &Batch) -> Result<Tensor> {
-        segments::loss(&self.pass(batch, Pass::Train)?, &batch.input)
-    }
-
-    fn evaluate(&self, batch: &Batch) -> Result<Tensor> {
-        segments::loss(&self.pass(batch, Pass::Evaluate)?, &batch.input)
-    }
-
-    fn segments<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<Option<Box<dyn Segments + 'a>>> {
-        Ok(Some(Box::new(self.pass(batch, pass)?)))
     }
 }
 

@@ -1,6 +1,7 @@
 use candle_core::Device;
 
 use super::*;
+use crate::model::segments;
 use crate::train::Precision;
 
 fn spec(preset: &str) -> ModelSpec {

@@ -11,7 +11,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::parameters::Parameters;
-use super::segments::{self, Pass, Segments};
+use super::segments::{Pass, Segmented, Segments};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload};
 use crate::data::{Batch, InputSpec};
 
@@ -65,28 +65,16 @@ struct VitWorkload {
     compute: DType,
 }
 
-impl VitWorkload {
-    fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> VitPass<'a> {
-        let network = if pass.has_graph() { &self.network } else { &self.detached };
-        VitPass { network, target: &batch.target, compute: self.compute }
-    }
-}
+impl Segmented for VitWorkload {
+    type OnePass<'a> = VitPass<'a>;
 
-impl Workload for VitWorkload {
     fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    fn loss(&self, batch: &Batch) -> Result<Tensor> {
-        segments::loss(&self.pass(batch, Pass::Train), &batch.input)
-    }
-
-    fn evaluate(&self, batch: &Batch) -> Result<Tensor> {
-        segments::loss(&self.pass(batch, Pass::Evaluate), &batch.input)
-    }
-
-    fn segments<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<Option<Box<dyn Segments + 'a>>> {
-        Ok(Some(Box::new(self.pass(batch, pass))))
+    fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> Result<VitPass<'a>> {
+        let network = if pass.has_graph() { &self.network } else { &self.detached };
+        Ok(VitPass { network, target: &batch.target, compute: self.compute })
     }
 }
 

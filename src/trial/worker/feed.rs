@@ -17,6 +17,7 @@ use crate::device::staging::{Stager, Wait};
 use crate::device::{DeviceSession, StepError};
 use crate::memory::Phase;
 use crate::text::with_causes;
+use crate::train::trainer::in_phase;
 use crate::trial::spec::Point;
 
 /// Batches on their way to the step.
@@ -151,17 +152,12 @@ fn stage(
     fields: Fields,
     samples: Option<usize>,
 ) -> Result<Option<Batch>, StepError> {
-    session.begin_phase(Phase::Load);
-    let taken = stager.stage(fields.fields).and_then(|()| match samples {
-        Some(samples) => Ok(stager.take()?.and_then(|tensors| batch_of(tensors, samples))),
-        None => Ok(None),
-    });
-    let ended = session.end_phase();
-    if let Err(error @ StepError::OutOfMemory(_)) = ended {
-        return Err(error);
-    }
-    let taken = taken.map_err(|error| session.classify(&error))?;
-    ended.map(|()| taken)
+    let (_, taken) = in_phase(session, Phase::Load, || {
+        stager.stage(fields.fields)?;
+        let Some(samples) = samples else { return Ok(None) };
+        Ok(stager.take()?.and_then(|tensors| batch_of(tensors, samples)))
+    })?;
+    Ok(taken)
 }
 
 fn batch_of(tensors: Vec<candle_core::Tensor>, samples: usize) -> Option<Batch> {
