@@ -83,7 +83,7 @@ fn train(spec: &ModelSpec, batch_size: usize) -> Trained {
         device.set_event_sink(Some(Box::new(move |piece| copy.borrow_mut().extend_from_slice(piece))));
         let candle = device.candle().clone();
         let (precision, batch_norm) = (Precision::F32, BatchNorm::Train);
-        let context = BuildContext { spec, device: &candle, precision, batch_norm, seed: SEED };
+        let context = BuildContext { spec, device: &candle, precision, batch_norm, seed: SEED, replicas: None };
         let mut trainer = within(device, Phase::Build, || {
             let workload = Registry::builtin().get(&spec.family).unwrap().build(&context).unwrap();
             Trainer::new(workload, &TrainSpec::default()).unwrap()

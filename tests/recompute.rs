@@ -35,7 +35,7 @@ fn train(session: &mut dyn DeviceSession, batch_size: usize, mode: GradientCheck
     session.begin_trial().unwrap();
     session.begin_phase(Phase::Build);
     let (precision, batch_norm) = (Precision::F32, BatchNorm::Train);
-    let context = BuildContext { spec: &spec, device: &device, precision, batch_norm, seed: 7 };
+    let context = BuildContext { spec: &spec, device: &device, precision, batch_norm, seed: 7, replicas: None };
     let workload = registry.get("gpt").unwrap().build(&context).unwrap();
     let train = TrainSpec { learning_rate: 1e-3, gradient_checkpointing: mode, ..TrainSpec::default() };
     let mut trainer = Trainer::new(workload, &train).unwrap();

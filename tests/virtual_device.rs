@@ -30,8 +30,14 @@ fn train(session: &mut dyn DeviceSession, accumulation: u32) -> (MemorySample, V
 
     session.begin_trial().unwrap();
     session.begin_phase(Phase::Build);
-    let context =
-        BuildContext { spec: &spec, device: &device, precision: Precision::F32, batch_norm: BatchNorm::Train, seed: 7 };
+    let context = BuildContext {
+        spec: &spec,
+        device: &device,
+        precision: Precision::F32,
+        batch_norm: BatchNorm::Train,
+        seed: 7,
+        replicas: None,
+    };
     let workload = registry.get("gpt").unwrap().build(&context).unwrap();
     let mut trainer = Trainer::new(workload, &TrainSpec { learning_rate: 1e-3, ..TrainSpec::default() }).unwrap();
     session.end_phase().unwrap();

@@ -35,6 +35,7 @@ use crate::text::{harmless, with_causes};
 use crate::trial::command::{CommandConfig, CommandExecutor};
 use crate::trial::journal::{self, Header, Journal, StudyLock};
 use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
+use crate::trial::replicas::ReplicaExecutor;
 use crate::trial::{Executor, Interrupt, TrialRecord};
 
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
@@ -138,16 +139,22 @@ fn executor(plan: &Plan, folder: &Path, interrupt: &Interrupt) -> Result<Box<dyn
             deadline,
             oom_kills,
         })),
-        Subject::Model(model) => Box::new(ProcessExecutor::new(ProcessConfig {
-            command: WorkerCommand::this_program()
-                .map_err(|source| Error::Io { action: "cannot find this program", source })?,
-            workload: plan.workload(model),
-            scratch,
-            patience,
-            interrupt,
-            deadline,
-            oom_kills,
-        })),
+        Subject::Model(model) => {
+            let config = ProcessConfig {
+                command: WorkerCommand::this_program()
+                    .map_err(|source| Error::Io { action: "cannot find this program", source })?,
+                workload: plan.workload(model),
+                scratch,
+                patience,
+                interrupt,
+                deadline,
+                oom_kills,
+            };
+            match plan.target.replicas {
+                0 | 1 => Box::new(ProcessExecutor::new(config)),
+                world => Box::new(ReplicaExecutor::new(config, world)),
+            }
+        }
     })
 }
 

@@ -14,11 +14,15 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
         Devices::All => true,
         Devices::Some(devices) => devices.len() > 1,
     };
-    let replicas = file.target.replicas.get();
     let refusals = [
         (file.launcher.is_some(), "launcher", "a launcher".to_owned(), "remove it, or write `null`"),
         (many_devices, "devices", "more than one device".to_owned(), "use `auto`, or name one"),
-        (replicas > 1, "target.replicas", format!("`{replicas}`, more than one replica,"), "use 1"),
+        (
+            file.command.is_some() && file.target.replicas.get() > 1,
+            "target.replicas",
+            "a program of your own on more than one replica".to_owned(),
+            "use 1, and let the program start its own",
+        ),
     ];
     for (_, key, what, instead) in refusals.iter().filter(|(asked, ..)| *asked) {
         let problem = located.problem(ProblemKind::NotSupported, key, &format!("{what} is not supported yet"));

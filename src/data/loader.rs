@@ -98,7 +98,8 @@ impl Loader {
 
     /// The same with rules for the batches.
     pub fn with_rules(dataset: Arc<dyn Dataset>, config: LoaderConfig, rules: BatchRules) -> Self {
-        let order = Order::new(dataset.len(), config.batch_size, config.seed).with_last_batch(rules.last_batch);
+        let order = Order::new(dataset.len(), config.batch_size, config.seed);
+        let order = order.with_last_batch(rules.last_batch).with_shard(rules.shard);
         let source = match config.workers {
             0 => Source::Caller(dataset),
             workers => match Pool::start(&dataset, rules, workers) {

@@ -27,6 +27,36 @@ pub struct Place {
     pub epoch: u64,
 }
 
+/// One replica's part of every batch.
+///
+/// A batch of R replicas is one of R times as many samples, in the order that one device would see, cut into R parts in
+/// a row. So the parts are disjoint, and training on all of them is training on the whole. What an epoch leaves over is
+/// cut into parts of one size too, as all replicas must do the same steps: where it cannot be, the last ones begin again
+/// at its first sample (as PyTorch's `DistributedSampler` pads).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Which replica, counted from 0.
+    pub rank: usize,
+    /// How many there are.
+    pub world: usize,
+}
+
+impl Default for Shard {
+    /// The whole.
+    fn default() -> Self {
+        Self { rank: 0, world: 1 }
+    }
+}
+
+impl Shard {
+    /// Its places in a batch of `count` places.
+    fn places(self, count: u64) -> impl Iterator<Item = u64> {
+        let part = count.div_ceil((self.world as u64).max(1));
+        let first = part.saturating_mul(self.rank as u64);
+        (0..part).map(move |place| first.wrapping_add(place).checked_rem(count).unwrap_or(0))
+    }
+}
+
 /// Endless batches of samples.
 ///
 /// What is left over at the end of an epoch is dropped or makes a smaller batch. A dataset smaller than one batch is
@@ -37,13 +67,14 @@ pub struct Order {
     batch_size: usize,
     seed: u64,
     last_batch: LastBatch,
+    shard: Shard,
 }
 
 impl Order {
     /// The order over `samples` samples. Without samples, or with a batch size of 0, every batch is empty.
     pub fn new(samples: usize, batch_size: usize, seed: u64) -> Self {
         let batch_size = if samples == 0 { 0 } else { batch_size };
-        Self { samples, batch_size, seed, last_batch: LastBatch::Drop }
+        Self { samples, batch_size, seed, last_batch: LastBatch::Drop, shard: Shard::default() }
     }
 
     /// The same with another rule for the end of an epoch.
@@ -51,13 +82,18 @@ impl Order {
         Self { last_batch, ..self }
     }
 
+    /// A replica's part of batches of so many samples on each.
+    pub fn with_shard(self, shard: Shard) -> Self {
+        Self { shard, ..self }
+    }
+
     /// The samples of batch `number`, counted from 0.
     pub fn batch(&self, number: u64) -> Vec<Place> {
-        let (samples, size) = (self.samples as u64, self.batch_size as u64);
+        let (samples, size) = (self.samples as u64, (self.batch_size as u64).saturating_mul(self.shard.world as u64));
         let Some(batches) = samples.checked_div(size) else { return Vec::new() };
         if batches == 0 {
             let first = number.wrapping_mul(size);
-            return (0..size).map(|place| self.at(first.wrapping_add(place))).collect();
+            return self.shard.places(size).map(|place| self.at(first.wrapping_add(place))).collect();
         }
         let batches = match self.last_batch {
             LastBatch::Drop => batches,
@@ -65,7 +101,7 @@ impl Order {
         };
         let (epoch, first) = (number / batches, number % batches * size);
         let end = first.saturating_add(size).min(samples);
-        (first..end).map(|place| self.in_epoch(epoch, place)).collect()
+        self.shard.places(end - first).map(|place| self.in_epoch(epoch, first + place)).collect()
     }
 
     /// The sample at a place in the row of all epochs.
@@ -177,5 +213,24 @@ mod tests {
         assert!(Order::new(4, 0, 1).batch(0).is_empty());
         assert_eq!(Order::new(usize::MAX, 2, 1).batch(u64::MAX).len(), 2);
         assert_eq!(indices(Order::new(1, 3, 1), u64::MAX), [0, 0, 0]);
+    }
+
+    #[test]
+    fn replicas_share_every_batch_of_one_device_and_no_sample_twice() {
+        for (samples, size, world) in [(100, 3, 4), (96, 4, 2), (7, 5, 3), (1000, 1, 8)] {
+            for last_batch in [LastBatch::Drop, LastBatch::Keep] {
+                let whole = Order::new(samples, size * world, 5).with_last_batch(last_batch);
+                let part =
+                    |rank| Order::new(samples, size, 5).with_last_batch(last_batch).with_shard(Shard { rank, world });
+                for number in 0..40 {
+                    let expected = whole.batch(number);
+                    let parts: Vec<_> = (0..world).map(|rank| part(rank).batch(number)).collect();
+                    assert!(parts.iter().all(|part| part.len() == parts[0].len() && !part.is_empty()));
+                    let together = parts.concat();
+                    assert_eq!(together[..expected.len()], expected[..], "{samples} {size} {world} {number}");
+                    assert!(together.len() - expected.len() < world, "padding alone is seen twice");
+                }
+            }
+        }
     }
 }

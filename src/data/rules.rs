@@ -1,6 +1,7 @@
 //! What a batch may be like, and what was skipped for it.
 
 use super::lengths::{Lengths, Longest};
+use super::order::Shard;
 use super::{DataError, DataSpec, LastBatch, OnBadSample};
 
 /// What a batch may be like. The default is what the data section says when it says nothing.
@@ -14,6 +15,8 @@ pub struct BatchRules {
     pub lengths: Option<Lengths>,
     /// Which batches are as long as any can be.
     pub longest: Longest,
+    /// Which part of the batches of all replicas these are.
+    pub shard: Shard,
 }
 
 impl BatchRules {
@@ -24,6 +27,7 @@ impl BatchRules {
             on_bad_sample: spec.on_bad_sample,
             lengths: Lengths::of(spec, seed),
             longest: Longest::ByChance,
+            shard: Shard::default(),
         }
     }
 }

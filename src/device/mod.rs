@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use self::staging::Stager;
 use crate::memory::{AllocatorKind, Event, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState};
 
+pub mod collective;
 #[expect(unsafe_code, reason = "a global allocator can only be written with unsafe code")]
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -214,6 +215,9 @@ pub enum StepError {
     /// The workload's own error: a shape that does not match, a missing file, an operation candle lacks.
     #[error("the workload failed: {0}")]
     Workload(String),
+    /// Another replica is lost, or cannot be worked with.
+    #[error(transparent)]
+    Replica(#[from] collective::CollectiveError),
 }
 
 /// How L is to be found at a sample point.
@@ -267,6 +271,10 @@ pub trait DeviceSession {
 
     /// Hands cached memory back to the device.
     fn trim(&mut self);
+
+    /// Lowers C for the trials to come: replicas of one training have the least of theirs. A limit that is not lower
+    /// changes nothing.
+    fn lower_limit(&mut self, _limit_bytes: u64) {}
 
     /// Ends a trial whose tensors are dropped. Returns the bytes still held, 0 on a clean device.
     fn end_trial(&mut self) -> u64;

@@ -13,7 +13,22 @@
 //! A channel of a single value (one sample of one pixel) has no variance. PyTorch refuses it in training; here it
 //! becomes the bias and the running variance takes a zero, so that a search can pass through a micro-batch of one.
 //!
+//! # Over replicas
+//! With [`Statistics::Replicas`] the batch is that of all replicas (PyTorch's `SyncBatchNorm`). With R replicas of n values
+//! each, and Σ over the values of all of them,
+//!
+//! ```text
+//! μ = Σ x / (R·n)      σ² = Σ (x − μ)² / (R·n)      ∂x = s · (g − Σ g / (R·n) − x̂ · Σ (g · x̂) / (R·n))
+//! ```
+//!
+//! As every replica has as many values (the loader's shards are of one size), each sum over all is the mean of the
+//! replicas' own means: two exchanges of C values forward, and one of 2·C backward. The gradients of weight and bias
+//! stay the replica's own sums; they are averaged with those of all other parameters. The running statistics follow the
+//! batch of all, so they are the same everywhere.
+//!
 //! Letters of the shapes: B samples, C channels, H and W sides of the image, n = B·H·W.
+
+use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
 use candle_core::op::{Add, Mul};
@@ -21,13 +36,33 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Layout, Result, Sha
 
 use super::parameters::{Buffers, Init, Parameters};
 use super::segments::Pass;
-use crate::train;
+use crate::device::collective::{Collective, Reduction};
 
 /// What is added to the variance before its root.
 const EPSILON: f64 = 1e-5;
 
 /// Share of a batch's statistics in the running ones.
 const MOMENTUM: f64 = 0.1;
+
+/// What a layer normalises by in training.
+#[derive(Clone, Debug)]
+pub enum Statistics {
+    /// The batch's own statistics; the running ones follow.
+    Batch,
+    /// The running ones, which stay as they are.
+    Running,
+    /// Those of the batches of all replicas; the running ones follow.
+    Replicas(Arc<dyn Collective>),
+}
+
+impl Statistics {
+    fn replicas(&self) -> Option<&Arc<dyn Collective>> {
+        match self {
+            Self::Replicas(group) => Some(group),
+            Self::Batch | Self::Running => None,
+        }
+    }
+}
 
 /// A batch normalisation over the channels of an image.
 #[derive(Clone, Debug)]
@@ -36,7 +71,7 @@ pub struct BatchNorm {
     bias: Tensor,
     running_mean: Var,
     running_variance: Var,
-    mode: train::BatchNorm,
+    statistics: Statistics,
 }
 
 impl BatchNorm {
@@ -46,25 +81,27 @@ impl BatchNorm {
         (parameters, buffers): (&mut Parameters, &mut Buffers),
         name: &str,
         channels: usize,
-        mode: train::BatchNorm,
+        statistics: Statistics,
     ) -> Result<Self> {
         Ok(Self {
             weight: parameters.create(&format!("{name}.weight"), &[channels], Init::Constant(1.0))?, // [C]
             bias: parameters.create(&format!("{name}.bias"), &[channels], Init::Constant(0.0))?,     // [C]
             running_mean: buffers.create(&format!("{name}.running_mean"), &[channels], 0.0)?,        // [C]
             running_variance: buffers.create(&format!("{name}.running_var"), &[channels], 1.0)?,     // [C]
-            mode,
+            statistics,
         })
     }
 
     /// Normalises every channel of `x`.
     pub fn forward(&self, x: &Tensor, pass: Pass) -> Result<Tensor> {
-        let uses_batch = pass != Pass::Evaluate && self.mode != train::BatchNorm::Frozen;
+        let uses_batch = pass != Pass::Evaluate && !matches!(self.statistics, Statistics::Running);
+        let replicas = self.statistics.replicas();
         let (mean, variance) = if uses_batch {
-            let (mean, variance) = statistics(&x.detach())?; // [C], [C]
+            let (mean, variance) = statistics(&x.detach(), replicas)?; // [C], [C]
             if pass.updates_statistics() {
                 let [samples, _, height, width] = dimensions(x)?;
-                self.follow(&mean, &variance, samples * height * width)?;
+                let world = replicas.map_or(1, |group| group.world());
+                self.follow(&mean, &variance, samples * height * width * world)?;
             }
             (mean, variance)
         } else {
@@ -80,6 +117,7 @@ impl BatchNorm {
             scale: per_channel(&scale)?,
             shift: per_channel(&shift)?,
             uses_batch,
+            replicas: replicas.filter(|_| uses_batch).map(Arc::clone),
         };
         x.apply_op3(&weight, &bias, normalise) // [B, C, H, W]
     }
@@ -104,15 +142,23 @@ fn dimensions(x: &Tensor) -> Result<[usize; 4]> {
     x.dims4().map(|(samples, channels, height, width)| [samples, channels, height, width])
 }
 
+/// Makes values that are means over this replica's batch those over the batch of all.
+fn over_replicas(mean: Tensor, replicas: Option<&Arc<dyn Collective>>) -> Result<Tensor> {
+    if let Some(group) = replicas {
+        group.all_reduce(&[&mean], Reduction::Mean).map_err(candle_core::Error::wrap)?;
+    }
+    Ok(mean)
+}
+
 /// Mean and variance of a channel's values, in f32.
-fn statistics(x: &Tensor) -> Result<(Tensor, Tensor)> {
+fn statistics(x: &Tensor, replicas: Option<&Arc<dyn Collective>>) -> Result<(Tensor, Tensor)> {
     let [samples, _, height, width] = dimensions(x)?;
     let share = 1.0 / (samples * height * width) as f64;
     let x = x.to_dtype(DType::F32)?; // [B, C, H, W]
-    let mean = (sum(&x)? * share)?; // [C]
+    let mean = over_replicas((sum(&x)? * share)?, replicas)?; // [C]
     // In two passes: the difference of two means of squares would lose the digits that a large mean needs.
     let variance = (sum(&x.broadcast_sub(&per_channel(&mean)?)?.sqr()?)? * share)?; // [C]
-    Ok((mean, variance))
+    Ok((mean, over_replicas(variance, replicas)?))
 }
 
 /// The sum of a channel's values. First over the image, which lies in one piece, and then over the samples: candle's
@@ -138,9 +184,20 @@ struct Normalise {
     shift: Tensor,
     /// Whether the mean and the deviation are those of x, and so depend on it.
     uses_batch: bool,
+    /// Those whose x they are beside this one's.
+    replicas: Option<Arc<dyn Collective>>,
 }
 
 impl Normalise {
+    /// The means of two values of each channel over the batch of all replicas, in one exchange.
+    fn over_replicas(&self, weight: Tensor, bias: Tensor) -> Result<(Tensor, Tensor)> {
+        if self.replicas.is_none() {
+            return Ok((weight, bias));
+        }
+        let both = over_replicas(Tensor::cat(&[&weight, &bias], 0)?, self.replicas.as_ref())?; // [2, C, 1, 1]
+        Ok((both.narrow(0, 0, 1)?, both.narrow(0, 1, 1)?)) // [1, C, 1, 1], [1, C, 1, 1]
+    }
+
     fn forward<S: BackendStorage>(&self, x: (&S, &Layout), of: fn(&Storage) -> Option<&S>) -> Result<(S, Shape)> {
         let (x, layout) = x;
         let shape = layout.shape();
@@ -217,11 +274,13 @@ impl CustomOp3 for Normalise {
         let mut of_x = g.broadcast_mul(&self.scale)?; // [B, C, H, W]
         drop(g);
         if self.uses_batch {
-            let slope = ((&self.scale * &self.reciprocal)? * (&weight * -share)?)?; // [1, C, 1, 1]
+            let (weight, bias) = ((&weight * -share)?, (&bias * -share)?); // [1, C, 1, 1], [1, C, 1, 1]
+            let (weight, bias) = self.over_replicas(weight, bias)?; // [1, C, 1, 1], [1, C, 1, 1]
+            let slope = ((&self.scale * &self.reciprocal)? * weight)?; // [1, C, 1, 1]
             let turned = centred.broadcast_mul(&slope)?; // [B, C, H, W]
             drop(centred);
             of_x = (of_x + turned)?; // [B, C, H, W]
-            of_x = of_x.broadcast_add(&(&self.scale * (&bias * -share)?)?)?; // [B, C, H, W]
+            of_x = of_x.broadcast_add(&(&self.scale * bias)?)?; // [B, C, H, W]
         }
         Ok((Some(of_x.to_dtype(x.dtype())?), Some(weight.flatten_all()?), Some(bias.flatten_all()?)))
     }
@@ -235,10 +294,10 @@ mod tests {
 
     const CHANNELS: usize = 3;
 
-    fn layer(mode: train::BatchNorm) -> (Parameters, Buffers, BatchNorm) {
+    fn layer(statistics: Statistics) -> (Parameters, Buffers, BatchNorm) {
         let mut parameters = Parameters::new(&Device::Cpu, DType::F32, 1);
         let mut buffers = parameters.buffers();
-        let norm = BatchNorm::create((&mut parameters, &mut buffers), "bn", CHANNELS, mode).unwrap();
+        let norm = BatchNorm::create((&mut parameters, &mut buffers), "bn", CHANNELS, statistics).unwrap();
         let set = |variable: &Var, values: &[f32]| variable.set(&Tensor::new(values, &Device::Cpu).unwrap()).unwrap();
         set(parameters.get("bn.weight").unwrap(), &[0.5, -1.5, 2.0]);
         set(parameters.get("bn.bias").unwrap(), &[0.1, 0.2, -0.3]);
@@ -267,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_channel_gets_the_bias_as_its_mean_and_the_weight_as_its_deviation() {
-        let (_parameters, _buffers, norm) = layer(train::BatchNorm::Train);
+        let (_parameters, _buffers, norm) = layer(Statistics::Batch);
         let y = values(&norm.forward(&image(DType::F32), Pass::Train).unwrap());
         for (index, (weight, bias)) in [(0.5_f32, 0.1_f32), (-1.5, 0.2), (2.0, -0.3)].into_iter().enumerate() {
             let (mean, variance) = moments(&channel(&y, index));
@@ -277,8 +336,8 @@ mod tests {
 
     #[test]
     fn the_running_statistics_follow_training_alone() {
-        let (_parameters, buffers, norm) = layer(train::BatchNorm::Train);
-        let (_frozen_parameters, frozen_buffers, frozen) = layer(train::BatchNorm::Frozen);
+        let (_parameters, buffers, norm) = layer(Statistics::Batch);
+        let (_frozen_parameters, frozen_buffers, frozen) = layer(Statistics::Running);
         let x = image(DType::F32);
         let held = |buffers: &Buffers| buffers.iter().flat_map(|(_, buffer)| values(buffer)).collect::<Vec<f32>>();
         let first = held(&buffers);
@@ -305,7 +364,7 @@ mod tests {
 
     #[test]
     fn evaluation_and_frozen_layers_use_the_running_statistics() {
-        let (_parameters, buffers, norm) = layer(train::BatchNorm::Frozen);
+        let (_parameters, buffers, norm) = layer(Statistics::Running);
         for (_, buffer) in buffers.iter() {
             buffer.set(&Tensor::new(&[4.0_f32, 5.0, 6.0], &Device::Cpu).unwrap()).unwrap();
         }
@@ -323,8 +382,8 @@ mod tests {
 
     #[test]
     fn the_gradients_are_those_of_finite_differences() {
-        for mode in [train::BatchNorm::Train, train::BatchNorm::Frozen] {
-            let (parameters, buffers, norm) = layer(mode);
+        for mode in [Statistics::Batch, Statistics::Running] {
+            let (parameters, buffers, norm) = layer(mode.clone());
             for (_, buffer) in buffers.iter() {
                 buffer.set(&Tensor::new(&[4.0_f32, 5.0, 6.0], &Device::Cpu).unwrap()).unwrap();
             }
@@ -357,7 +416,7 @@ mod tests {
 
     #[test]
     fn bfloat16_loses_no_more_than_its_own_digits() {
-        let (_parameters, _buffers, norm) = layer(train::BatchNorm::Train);
+        let (_parameters, _buffers, norm) = layer(Statistics::Batch);
         let (exact, rounded) = (image(DType::F32), image(DType::BF16));
         let gradient = |x: &Var| {
             let y = norm.forward(x, Pass::Train).unwrap();
@@ -374,7 +433,7 @@ mod tests {
 
     #[test]
     fn a_channel_of_one_value_becomes_its_bias() {
-        let (_parameters, buffers, norm) = layer(train::BatchNorm::Train);
+        let (_parameters, buffers, norm) = layer(Statistics::Batch);
         let x = image(DType::F32).narrow(0, 0, 1).unwrap().narrow(2, 0, 1).unwrap().narrow(3, 0, 1).unwrap();
         let y = values(&norm.forward(&x.contiguous().unwrap(), Pass::Train).unwrap());
         for (y, bias) in y.iter().zip([0.1, 0.2, -0.3]) {

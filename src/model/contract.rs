@@ -26,6 +26,7 @@ fn with_every_family(law: impl Fn(&str, Box<dyn Workload>, Batch, usize)) {
             precision: Precision::F32,
             batch_norm: BatchNorm::Train,
             seed: SEED,
+            replicas: None,
         };
         let workload = registry.get(name).unwrap().build(&context).unwrap();
         let input = registry.input(&spec).unwrap();
@@ -122,6 +123,7 @@ fn the_same_seed_builds_the_same_model() {
                 precision: Precision::F32,
                 batch_norm: BatchNorm::Train,
                 seed,
+                replicas: None,
             };
             let workload = Registry::builtin().get(name).unwrap().build(&context).unwrap();
             workload.loss(&batch).unwrap().to_scalar::<f32>().unwrap()

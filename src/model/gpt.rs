@@ -288,8 +288,15 @@ mod tests {
     }
 
     fn build(spec: &ModelSpec, precision: Precision) -> Box<dyn Workload> {
-        Gpt.build(&BuildContext { spec, device: &Device::Cpu, precision, batch_norm: BatchNorm::Train, seed: 1 })
-            .unwrap()
+        Gpt.build(&BuildContext {
+            spec,
+            device: &Device::Cpu,
+            precision,
+            batch_norm: BatchNorm::Train,
+            seed: 1,
+            replicas: None,
+        })
+        .unwrap()
     }
 
     fn batch(samples: usize, length: usize) -> Batch {

@@ -10,10 +10,12 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 
 use crate::data::{Batch, InputSpec};
+use crate::device::collective::Collective;
 use crate::train::{BatchNorm, Precision};
 
 pub mod batch_norm;
@@ -33,6 +35,7 @@ pub mod spec;
 pub mod vit;
 mod weights;
 
+pub use batch_norm::Statistics;
 pub use parameters::{Buffers, Parameters};
 pub use segments::{Pass, Segmented, Segments};
 pub use spec::ModelSpec;
@@ -51,9 +54,21 @@ pub struct BuildContext<'a> {
     pub batch_norm: BatchNorm,
     /// The seed of the initialisation.
     pub seed: u64,
+    /// The group of replicas that this model is one of; `None` where it is alone.
+    pub replicas: Option<&'a Arc<dyn Collective>>,
 }
 
 impl BuildContext<'_> {
+    /// What batch normalisation takes its statistics over.
+    pub fn statistics(&self) -> Result<Statistics, ModelError> {
+        match (self.batch_norm, self.replicas) {
+            (BatchNorm::Train, _) => Ok(Statistics::Batch),
+            (BatchNorm::Frozen, _) => Ok(Statistics::Running),
+            (BatchNorm::Sync, Some(group)) if group.world() > 1 => Ok(Statistics::Replicas(Arc::clone(group))),
+            (BatchNorm::Sync, _) => Err(ModelError::SyncWithoutReplicas),
+        }
+    }
+
     /// An empty set of parameters for the model, with the values of `model.weights` where there are some. Tensors in
     /// that file may have one of the `prefixes` before the parameter's name.
     pub fn parameters(&self, prefixes: &'static [&'static str]) -> Result<Parameters, ModelError> {

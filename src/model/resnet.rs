@@ -17,7 +17,6 @@ use super::segments::{Pass, Segmented, Segments};
 use super::spec::{Presets, check_range};
 use super::{BuildContext, Family, ModelError, ModelSpec, Workload};
 use crate::data::{Batch, InputSpec};
-use crate::train;
 
 mod network;
 
@@ -76,9 +75,6 @@ impl Family for ResNet {
 
     fn build(&self, context: &BuildContext<'_>) -> std::result::Result<Box<dyn Workload>, ModelError> {
         let dimensions = Dimensions::of(context.spec)?;
-        if context.batch_norm == train::BatchNorm::Sync {
-            return Err(ModelError::SyncWithoutReplicas);
-        }
         Ok(Box::new(ResNetWorkload::create(context, &dimensions)?))
     }
 }
@@ -212,10 +208,11 @@ struct ResNetWorkload {
 
 impl ResNetWorkload {
     fn create(context: &BuildContext<'_>, dimensions: &Dimensions) -> std::result::Result<Self, ModelError> {
+        let statistics = context.statistics()?;
         // A net that was wrapped for training on several devices is saved with this prefix.
         let mut parameters = context.parameters(&["module."])?;
         let mut buffers = parameters.buffers();
-        let network = Network::create((&mut parameters, &mut buffers), dimensions, context.batch_norm)?;
+        let network = Network::create((&mut parameters, &mut buffers), dimensions, statistics)?;
         let detached = network.detached();
         Ok(Self { parameters, buffers, network, detached, compute: context.precision.compute_dtype() })
     }

@@ -140,7 +140,8 @@ impl<'a> Running<'a> {
         let finished = std::mem::take(&mut study.finished);
         let mut running = Self {
             space: Space::new(study.plan),
-            strategy: strategy(study.plan, facts.cpus),
+            // Replicas share the host's processors.
+            strategy: strategy(study.plan, (facts.cpus / study.plan.target.replicas.max(1)).max(1)),
             knowledge: probes::knowledge(study.plan, &facts),
             last_id: finished.iter().map(|record| record.spec.id.0).max().unwrap_or(0),
             facts,
@@ -294,7 +295,7 @@ impl<'a> Running<'a> {
             Conclusion::Safe(_) if standing(&self.history, &self.space).status() == Status::Safe => End::Safe,
             Conclusion::Safe(_) | Conclusion::NoSafePoint => End::NoSafePoint,
             Conclusion::WorkloadFails => {
-                let reason = self.history.trials().last().map(|trial| explain(&trial.record.outcome));
+                let reason = self.history.trials().last().map(|trial| explain(&trial.record));
                 End::WorkloadFails(reason.unwrap_or_default())
             }
         }
@@ -327,10 +328,10 @@ fn event_of(observation: Observation, total: &mut u32) -> Option<Event> {
 }
 
 /// An outcome with the last lines of the worker's log, where they are all there is to go by.
-fn explain(outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::Crashed { log, .. } if !log.is_empty() => format!("{outcome}; its last lines were:\n{log}"),
-        _ => outcome.to_string(),
+fn explain(trial: &TrialRecord) -> String {
+    match &trial.outcome {
+        Outcome::Crashed { log, .. } if !log.is_empty() => format!("{}; its last lines were:\n{log}", trial.ending()),
+        _ => trial.ending(),
     }
 }
 

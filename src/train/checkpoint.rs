@@ -113,19 +113,30 @@ fn write_parts(file: &mut impl Write, header: &[u8], tensors: &[(String, &Tensor
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(header)?;
     let mut written = 8 + header.len() as u64;
-    let mut buffer = Vec::new();
     for (_, tensor) in tensors {
-        let values = tensor.detach().flatten_all()?; // [N]
-        for start in (0..values.elem_count()).step_by(CHUNK_VALUES) {
-            let count = CHUNK_VALUES.min(values.elem_count() - start);
-            buffer.clear();
-            copy_bytes(&values.narrow(0, start, count)?, &mut buffer)?;
-            file.write_all(&buffer)?;
-            written += buffer.len() as u64;
-        }
+        for_each_chunk(tensor, |bytes| {
+            written += bytes.len() as u64;
+            Ok::<_, PartError>(file.write_all(bytes)?)
+        })?;
     }
     file.flush()?;
     Ok(written)
+}
+
+/// Hands out a tensor's values as little-endian bytes, a chunk at a time.
+pub(super) fn for_each_chunk<E: From<candle_core::Error>>(
+    tensor: &Tensor,
+    mut take: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut buffer = Vec::new();
+    let values = tensor.detach().flatten_all()?; // [N]
+    for start in (0..values.elem_count()).step_by(CHUNK_VALUES) {
+        let count = CHUNK_VALUES.min(values.elem_count() - start);
+        buffer.clear();
+        copy_bytes(&values.narrow(0, start, count)?, &mut buffer)?;
+        take(&buffer)?;
+    }
+    Ok(())
 }
 
 /// Appends the values of a contiguous tensor as little-endian bytes.

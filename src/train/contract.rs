@@ -17,7 +17,7 @@ const PRECISIONS: [Precision; 5] =
 
 fn build(family: &str, precision: Precision, batch_norm: BatchNorm) -> Result<Box<dyn Workload>, ModelError> {
     let spec = small(family);
-    let context = BuildContext { spec: &spec, device: &Device::Cpu, precision, batch_norm, seed: SEED };
+    let context = BuildContext { spec: &spec, device: &Device::Cpu, precision, batch_norm, seed: SEED, replicas: None };
     Registry::builtin().get(family)?.build(&context)
 }
 

@@ -53,6 +53,11 @@ impl Gradients {
         Ok(())
     }
 
+    /// The sums, for replicas to average them.
+    pub(super) fn sums_mut(&mut self) -> &mut BTreeMap<String, Tensor> {
+        &mut self.sums
+    }
+
     /// Counts the micro-batch whose gradients were taken.
     pub(super) fn end_micro_batch(&mut self) {
         self.micro_batches += 1;

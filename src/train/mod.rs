@@ -1,7 +1,8 @@
 //! The train room: one step of training, and what decides its memory.
 //!
 //! A *step* is one micro-batch, forward and backward. An *update* is `accumulation_steps` steps and one optimizer
-//! step. [`trainer::Trainer`] does both over any [`crate::model::Workload`].
+//! step. [`trainer::Trainer`] does both over any [`crate::model::Workload`], alone or as one of several
+//! [`replicas`].
 
 use std::fmt;
 
@@ -15,6 +16,7 @@ pub mod gradients;
 mod loss_scale;
 pub mod optimizer;
 mod recompute;
+pub mod replicas;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod trainer;

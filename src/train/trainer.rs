@@ -5,6 +5,7 @@
 //! many steps make an update, when to sample, and what a loss that is not finite means is its caller's business.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Tensor};
@@ -14,8 +15,10 @@ use super::gradients::Gradients;
 use super::loss_scale::LossScale;
 use super::optimizer::{self, Optimizer};
 use super::recompute::Recomputed;
+use super::replicas::Replicas;
 use super::{GradientCheckpointing, TrainSpec};
 use crate::data::Batch;
+use crate::device::collective::Collective;
 use crate::device::{DeviceSession, StepError};
 use crate::memory::Phase;
 use crate::model::Workload;
@@ -42,6 +45,8 @@ pub struct Trainer {
     loss_scale: Option<LossScale>,
     /// `None` before the first step.
     unreached: Option<Vec<String>>,
+    /// `None` where this is the only replica.
+    replicas: Option<Replicas>,
 }
 
 impl Trainer {
@@ -54,7 +59,14 @@ impl Trainer {
             gradients.scale_losses_by(loss_scale.scale());
         }
         let checkpointing = spec.gradient_checkpointing;
-        Ok(Self { workload, optimizer, gradients, checkpointing, loss_scale, unreached: None })
+        Ok(Self { workload, optimizer, gradients, checkpointing, loss_scale, unreached: None, replicas: None })
+    }
+
+    /// The same as one replica of a group, from the parameters of rank 0 on. What is averaged over the group are the
+    /// gradients, in [`update`](Self::update).
+    pub fn in_group(mut self, group: Arc<dyn Collective>) -> candle_core::Result<Self> {
+        self.replicas = Some(Replicas::align(group, self.workload.as_ref())?);
+        Ok(self)
     }
 
     /// The workload.
@@ -67,8 +79,18 @@ impl Trainer {
         &self.gradients
     }
 
+    #[cfg(test)]
+    pub(super) fn gradients_mut(&mut self) -> &mut Gradients {
+        &mut self.gradients
+    }
+
     /// One step: forward, loss, backward; the gradients are added to those since the last update.
     pub fn step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
+        let result = self.micro_batch(batch, session);
+        self.or_lost(result)
+    }
+
+    fn micro_batch(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
         let (workload, gradients) = (self.workload.as_ref(), &mut self.gradients);
         let (forward, (pass, value)) = in_phase(session, Phase::Forward, || {
             let pass = Pass::forward(workload, batch, self.checkpointing)?;
@@ -82,14 +104,30 @@ impl Trainer {
         Ok(MicroBatch { loss: read(&value, session)?, forward, backward })
     }
 
-    /// The optimizer step over the mean of the accumulated gradients; drops them. Without any it does nothing. Where losses
-    /// are scaled and a gradient is not finite, the step is skipped and the scale lowered.
+    /// The optimizer step over the mean of the accumulated gradients, and of those of all replicas; drops them. Without any
+    /// it does nothing. Where losses are scaled and a gradient is not finite, the step is skipped and the scale lowered.
     pub fn update(&mut self, session: &mut dyn DeviceSession) -> Result<Duration, StepError> {
-        if self.gradients.micro_batches() == 0 {
+        let micro_batches = self.gradients.micro_batches();
+        if micro_batches == 0 {
             return Ok(Duration::ZERO);
         }
+        let result = self.optimizer_step(session);
+        let time = self.or_lost(result)?;
+        if let Some(replicas) = &mut self.replicas {
+            let compared = replicas.updated(micro_batches, self.workload.as_ref());
+            self.or_lost(compared.map_err(|error| session.classify(&error)))?;
+        }
+        Ok(time)
+    }
+
+    fn optimizer_step(&mut self, session: &mut dyn DeviceSession) -> Result<Duration, StepError> {
         let (optimizer, gradients, loss_scale) = (&mut self.optimizer, &mut self.gradients, &mut self.loss_scale);
+        let replicas = self.replicas.as_ref();
         let (time, ()) = in_phase(session, Phase::Optimizer, || {
+            // A gradient that is not finite on one replica is so in the mean, so all of them skip the step or none does.
+            if let Some(replicas) = replicas {
+                replicas.average(gradients)?;
+            }
             let is_good = loss_scale.is_none() || gradients.are_finite()?;
             if is_good {
                 optimizer.step(gradients)?;
@@ -102,6 +140,16 @@ impl Trainer {
             Ok(())
         })?;
         Ok(time)
+    }
+
+    /// Where the group has ended, that is what is told: whatever else failed did so because of it, a request that did not
+    /// fit excepted. Some devices notice only after an operation that it seemed to succeed in.
+    fn or_lost<T>(&self, result: Result<T, StepError>) -> Result<T, StepError> {
+        match (self.replicas.as_ref().and_then(Replicas::failure), result) {
+            (Some(failure), Ok(_)) => Err(failure.into()),
+            (Some(failure), Err(error)) if !matches!(error, StepError::OutOfMemory(_)) => Err(failure.into()),
+            (_, result) => result,
+        }
     }
 
     /// Whether gradients are not finite at any scale of the loss, though the loss may be.

@@ -18,6 +18,7 @@ pub mod measure;
 pub mod outcome;
 pub mod process;
 pub mod protocol;
+pub mod replicas;
 pub mod spawn;
 pub mod spec;
 pub mod statistics;

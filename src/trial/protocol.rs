@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::outcome::{Measurement, Outcome, StepTimes};
 use super::spec::{TrialId, TrialSpec, WorkloadSpec};
 use crate::device::DeviceFacts;
+use crate::device::collective::Replica;
 use crate::memory::MemorySample;
 
 /// The protocol's version; both sides must speak the same.
@@ -38,6 +39,9 @@ pub enum ToWorker {
         workload: Box<WorkloadSpec>,
         /// Where a soak may write its checkpoint.
         scratch: std::path::PathBuf,
+        /// The worker's place, where it is one of several replicas. It is ready once all of them are.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        replica: Option<Replica>,
     },
     /// Run a trial.
     Run {
@@ -106,6 +110,15 @@ pub enum FromWorker {
         trial: TrialId,
         /// About what.
         text: String,
+    },
+    /// This worker's trial cannot go on, since another replica is lost.
+    PeerLost {
+        /// The trial.
+        trial: TrialId,
+        /// The rank of the other.
+        rank: usize,
+        /// How long it was waited for; `None` where it ended or left.
+        seconds: Option<f64>,
     },
     /// The trial is over.
     Ended {

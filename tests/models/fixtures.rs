@@ -87,7 +87,7 @@ impl Case {
         let spec = self.spec();
         let batch_norm = self.expected.get("batch_norm").cloned().map(serde_json::from_value).transpose().unwrap();
         let batch_norm: BatchNorm = batch_norm.unwrap_or_default();
-        let context = BuildContext { spec: &spec, device, precision, batch_norm, seed: 0 };
+        let context = BuildContext { spec: &spec, device, precision, batch_norm, seed: 0, replicas: None };
         Registry::builtin().get(&spec.family).unwrap().build(&context).unwrap()
     }
 

@@ -155,6 +155,10 @@ impl DeviceSession for VirtualDevice {
         self.mark(Mark::Trim);
     }
 
+    fn lower_limit(&mut self, limit_bytes: u64) {
+        self.facts.limit_bytes = self.facts.limit_bytes.min(limit_bytes);
+    }
+
     fn end_trial(&mut self) -> u64 {
         recorder::set_recording(false);
         let _ = self.drain();

@@ -1,7 +1,9 @@
 //! Stands in for the CUDA device in builds without the feature `cuda`: the same functions, and one clear answer.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
+use crate::device::collective::{Collective, CollectiveError, Replica};
 use crate::device::{AllocatorKind, DeviceChoice, DeviceError, DeviceSession, LimitSpec};
 
 /// The release of the toolkit that this was built with, as 1000 × major + 10 × minor: none.
@@ -42,4 +44,9 @@ impl PoolGuard {
 /// Gives a program the allocator of a recommendation: never.
 pub fn apply_pool(ordinal: usize, _limit_bytes: u64) -> Result<PoolGuard, DeviceError> {
     Err(DeviceError::NotCompiled(DeviceChoice::Cuda(ordinal)))
+}
+
+/// Makes a rank's place in a group of CUDA devices: never.
+pub fn join(_replica: &Replica, _device: &candle_core::Device) -> Result<Arc<dyn Collective>, CollectiveError> {
+    Err(CollectiveError::NotCompiled)
 }

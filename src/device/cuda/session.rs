@@ -323,6 +323,10 @@ impl DeviceSession for CudaSession {
         }
     }
 
+    fn lower_limit(&mut self, limit_bytes: u64) {
+        self.facts.limit_bytes = self.facts.limit_bytes.min(limit_bytes);
+    }
+
     fn end_trial(&mut self) -> u64 {
         self.trim();
         hook::stop_recording();

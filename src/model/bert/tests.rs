@@ -21,7 +21,15 @@ fn tiny() -> ModelSpec {
 }
 
 fn build(spec: &ModelSpec, precision: Precision) -> Box<dyn Workload> {
-    Bert.build(&BuildContext { spec, device: &Device::Cpu, precision, batch_norm: BatchNorm::Train, seed: 1 }).unwrap()
+    Bert.build(&BuildContext {
+        spec,
+        device: &Device::Cpu,
+        precision,
+        batch_norm: BatchNorm::Train,
+        seed: 1,
+        replicas: None,
+    })
+    .unwrap()
 }
 
 /// Every third token is asked about.

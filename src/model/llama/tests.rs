@@ -21,7 +21,16 @@ fn tiny() -> ModelSpec {
 }
 
 fn build(spec: &ModelSpec, precision: Precision) -> Box<dyn Workload> {
-    Llama.build(&BuildContext { spec, device: &Device::Cpu, precision, batch_norm: BatchNorm::Train, seed: 1 }).unwrap()
+    Llama
+        .build(&BuildContext {
+            spec,
+            device: &Device::Cpu,
+            precision,
+            batch_norm: BatchNorm::Train,
+            seed: 1,
+            replicas: None,
+        })
+        .unwrap()
 }
 
 fn batch(samples: usize, length: usize) -> Batch {

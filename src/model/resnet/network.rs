@@ -5,13 +5,12 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{BlockShape, Dimensions};
-use crate::model::batch_norm::BatchNorm;
+use crate::model::batch_norm::{BatchNorm, Statistics};
 use crate::model::convolution::{Convolution, Kernel};
 use crate::model::layers::Linear;
 use crate::model::max_pool::max_pool;
 use crate::model::parameters::{Buffers, Parameters};
 use crate::model::segments::Pass;
-use crate::train;
 
 /// Images in, logits out.
 #[derive(Clone, Debug)]
@@ -25,9 +24,9 @@ impl Network {
     pub(super) fn create(
         (parameters, buffers): (&mut Parameters, &mut Buffers),
         dimensions: &Dimensions,
-        mode: train::BatchNorm,
+        statistics: Statistics,
     ) -> Result<Self> {
-        let mut maker = Maker { parameters, buffers, mode };
+        let mut maker = Maker { parameters, buffers, statistics };
         let stem = maker.unit(["conv1", "bn1"], dimensions.stem())?;
         let blocks = dimensions.blocks().iter().map(|shape| maker.residual(shape)).collect::<Result<_>>()?;
         let features = dimensions.features();
@@ -108,14 +107,14 @@ impl Residual {
 struct Maker<'a> {
     parameters: &'a mut Parameters,
     buffers: &'a mut Buffers,
-    mode: train::BatchNorm,
+    statistics: Statistics,
 }
 
 impl Maker<'_> {
     fn unit(&mut self, [convolution, norm]: [&str; 2], kernel: Kernel) -> Result<Unit> {
         Ok(Unit {
             convolution: Convolution::create(self.parameters, convolution, kernel)?,
-            norm: BatchNorm::create((self.parameters, self.buffers), norm, kernel.outputs, self.mode)?,
+            norm: BatchNorm::create((self.parameters, self.buffers), norm, kernel.outputs, self.statistics.clone())?,
         })
     }
 

@@ -2,6 +2,7 @@ use candle_core::Device;
 
 use super::*;
 use crate::model::segments;
+use crate::train;
 use crate::train::Precision;
 
 fn spec(preset: &str) -> ModelSpec {
@@ -10,7 +11,7 @@ fn spec(preset: &str) -> ModelSpec {
 
 fn build_with(precision: Precision, batch_norm: train::BatchNorm) -> Box<dyn Workload> {
     let spec = spec("nano");
-    let context = BuildContext { spec: &spec, device: &Device::Cpu, precision, batch_norm, seed: 1 };
+    let context = BuildContext { spec: &spec, device: &Device::Cpu, precision, batch_norm, seed: 1, replicas: None };
     ResNet.build(&context).unwrap()
 }
 
@@ -100,6 +101,7 @@ fn statistics_over_replicas_need_more_than_one() {
         precision: Precision::F32,
         batch_norm: train::BatchNorm::Sync,
         seed: 1,
+        replicas: None,
     };
     assert!(matches!(ResNet.build(&context), Err(ModelError::SyncWithoutReplicas)));
 }

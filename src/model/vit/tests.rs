@@ -21,7 +21,8 @@ fn tiny() -> ModelSpec {
 fn build(precision: Precision) -> Box<dyn Workload> {
     let spec = tiny();
     let batch_norm = BatchNorm::Train;
-    Vit.build(&BuildContext { spec: &spec, device: &Device::Cpu, precision, batch_norm, seed: 1 }).unwrap()
+    Vit.build(&BuildContext { spec: &spec, device: &Device::Cpu, precision, batch_norm, seed: 1, replicas: None })
+        .unwrap()
 }
 
 fn batch(samples: usize) -> Batch {

@@ -69,7 +69,14 @@ fn gpt(precision: Precision) -> Box<dyn Workload> {
         vocabulary_size: Some(32),
         ..ModelSpec::default()
     };
-    let context = BuildContext { spec: &spec, device: &Device::Cpu, precision, batch_norm: BatchNorm::Train, seed: 5 };
+    let context = BuildContext {
+        spec: &spec,
+        device: &Device::Cpu,
+        precision,
+        batch_norm: BatchNorm::Train,
+        seed: 5,
+        replicas: None,
+    };
     Registry::builtin().get("gpt").unwrap().build(&context).unwrap()
 }
 

@@ -58,6 +58,16 @@ pub(super) struct Watch<'a> {
     /// Whether the output ended.
     closed: bool,
     oom_kills: Option<u64>,
+    /// Whom the worker lost, where it is one of several replicas.
+    lost_peer: Option<LostPeer>,
+}
+
+/// Another replica that a worker lost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::trial) struct LostPeer {
+    pub(in crate::trial) rank: usize,
+    /// How long it was waited for; `None` where it ended or left.
+    pub(in crate::trial) seconds: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +92,7 @@ impl<'a> Watch<'a> {
             torn: false,
             closed: false,
             oom_kills: config.oom_kills.count(),
+            lost_peer: None,
         }
     }
 
@@ -198,6 +209,10 @@ impl<'a> Watch<'a> {
                     observe(Observation::Warning(text));
                 }
             }
+            FromWorker::PeerLost { rank, seconds, .. } => {
+                // What ended this worker's trial shows in the other's.
+                self.lost_peer.get_or_insert(LostPeer { rank, seconds: seconds.filter(|seconds| seconds.is_finite()) });
+            }
             FromWorker::Ended { outcome, measurement, clean, .. } => {
                 if outcome == Outcome::Completed && measurement.is_none() {
                     return Some(Ending::Broken("it completed without a measurement".to_owned()));
@@ -210,6 +225,11 @@ impl<'a> Watch<'a> {
             }
         }
         None
+    }
+
+    /// Whom the worker lost.
+    pub(super) fn lost_peer(&self) -> Option<LostPeer> {
+        self.lost_peer
     }
 
     /// Whether the worker said nothing of this trial.
@@ -250,6 +270,7 @@ pub(super) fn name_of(message: &FromWorker) -> &'static str {
         FromWorker::Extended { .. } => "extended",
         FromWorker::Sample { .. } => "sample",
         FromWorker::Warning { .. } => "warning",
+        FromWorker::PeerLost { .. } => "peer_lost",
         FromWorker::Ended { .. } => "ended",
     }
 }
@@ -261,6 +282,7 @@ fn trial_of(message: &FromWorker) -> Option<TrialId> {
         | FromWorker::Extended { trial, .. }
         | FromWorker::Sample { trial, .. }
         | FromWorker::Warning { trial, .. }
+        | FromWorker::PeerLost { trial, .. }
         | FromWorker::Ended { trial, .. } => Some(*trial),
     }
 }

@@ -29,6 +29,7 @@ use super::outcome::{Outcome, TrialRecord};
 use super::protocol::{FromWorker, PROTOCOL, Refusal, ToWorker};
 use super::spec::{TrialSpec, WorkloadSpec, checkpoint_path};
 use crate::device::DeviceFacts;
+use crate::device::collective::Replica;
 use crate::memory::LimitSpec;
 use crate::units::Bytes;
 
@@ -42,6 +43,7 @@ pub(in crate::trial) mod reader;
 pub use child::Manner;
 use child::{Seen, Worker};
 pub use config::{Patience, ProcessConfig, WorkerCommand};
+pub(in crate::trial) use follow::LostPeer;
 use follow::{Ending, Watch};
 pub use host_memory::OomKills;
 
@@ -68,12 +70,33 @@ pub struct ProcessExecutor {
     config: ProcessConfig,
     worker: Option<Worker>,
     facts: Option<DeviceFacts>,
+    /// The place of its worker among replicas.
+    replica: Option<Replica>,
+    /// Whom the worker of the last trial lost.
+    lost_peer: Option<LostPeer>,
 }
 
 impl ProcessExecutor {
     /// An executor without a worker; [`start`](Executor::start) brings one up.
     pub fn new(config: ProcessConfig) -> Self {
-        Self { config, worker: None, facts: None }
+        Self { config, worker: None, facts: None, replica: None, lost_peer: None }
+    }
+
+    /// The same for one of several replicas. It starts one worker and no other: a group is not mended, so a trial whose
+    /// worker is gone is an error here.
+    pub(in crate::trial) fn as_replica(mut self, replica: Replica) -> Self {
+        self.replica = Some(replica);
+        self
+    }
+
+    /// Whether the worker may run another trial.
+    pub(in crate::trial) fn has_worker(&self) -> bool {
+        self.worker.is_some()
+    }
+
+    /// Whom the worker of the last trial lost.
+    pub(in crate::trial) fn lost_peer(&self) -> Option<LostPeer> {
+        self.lost_peer
     }
 
     /// A worker whose device is open: the one at hand, or a new one.
@@ -84,6 +107,9 @@ impl ProcessExecutor {
             }
             // It died, or spoke out of turn, between two trials: that is no trial's fault.
             worker.end(Manner::Gently, &self.config.patience);
+        }
+        if self.replica.is_some() && self.facts.is_some() {
+            return Err(ExecutorError::Startup { reason: "it ended after its last trial".to_owned() });
         }
         let free_by = Instant::now() + self.config.patience.baseline;
         loop {
@@ -131,7 +157,8 @@ impl ProcessExecutor {
             other => return Err(out_of_turn(&other, "a hello")),
         }
         let workload = Box::new(self.pinned_workload());
-        worker.send(&ToWorker::Open { workload, scratch: self.config.scratch.clone() });
+        let (scratch, replica) = (self.config.scratch.clone(), self.replica.clone());
+        worker.send(&ToWorker::Open { workload, scratch, replica });
         match self.await_message(worker)? {
             FromWorker::Ready { facts } => Ok(facts),
             FromWorker::Refused { cause: Refusal::Device, reason } => Err(ExecutorError::DeviceUnavailable(reason)),
@@ -242,7 +269,8 @@ impl Executor for ProcessExecutor {
             worker.send(&ToWorker::Run { trial: spec.clone() });
             let mut watch = Watch::new(&config, &mut record);
             let ending = watch.follow(&mut worker, observe);
-            let unheard = watch.heard_nothing();
+            let unheard = watch.heard_nothing() && self.replica.is_none();
+            self.lost_peer = watch.lost_peer();
             match self.settle(worker, &watch, ending) {
                 // It was on its way out when it was asked: no trial's fault. A new worker cannot end here again.
                 Outcome::Crashed { signal: None, status: Some(DONE), .. } if unheard && origin == Origin::Reused => {}

@@ -8,6 +8,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use crate::device::collective::Replica;
 use crate::trial::exit_status::{DONE, ORPHANED};
 use crate::trial::protocol::{MAX_LINE_BYTES, ToWorker};
 use crate::trial::spec::{TrialSpec, WorkloadSpec};
@@ -21,6 +22,8 @@ pub(super) enum Request {
         workload: Box<WorkloadSpec>,
         /// Where a soak may write its checkpoint.
         scratch: PathBuf,
+        /// The worker's place among replicas.
+        replica: Option<Replica>,
     },
     /// Run a trial.
     Run(TrialSpec),
@@ -69,7 +72,7 @@ fn read(mut input: impl BufRead, requests: &Sender<Request>, stop: &AtomicBool) 
             Ok(_) => {}
         }
         let request = match serde_json::from_slice(&line) {
-            Ok(ToWorker::Open { workload, scratch }) => Request::Open { workload, scratch },
+            Ok(ToWorker::Open { workload, scratch, replica }) => Request::Open { workload, scratch, replica },
             Ok(ToWorker::Run { trial }) => {
                 // A stop that came too late for the trial before is not meant for this one.
                 stop.store(false, Ordering::SeqCst);

@@ -6,22 +6,32 @@ use crate::trial::protocol::FromWorker;
 use crate::trial::statistics::Trust;
 
 impl Trial<'_> {
-    /// Whether somebody wants the trial to end before it has what it was asked for.
-    pub(super) fn is_cut_short(&self) -> bool {
-        self.inbox.stop_requested() && self.finished < self.spec.total_steps()
+    /// Whether somebody wants the trial to end before it has what it was asked for. Asked before every step, which
+    /// replicas begin together.
+    pub(super) fn is_cut_short(&self) -> Result<bool, Halt> {
+        let is_stopped = self.agreed(u64::from(self.inbox.stop_requested()))? > 0;
+        Ok(is_stopped && self.finished < self.spec.total_steps())
     }
 
     /// The steps of the trial in all, after a step: more than before where it goes on. A stop ends what is more than it
-    /// was asked for, and not as cancelled: the figures are there.
+    /// was asked for, and not as cancelled: the figures are there. Replicas go on for as long as any of them wants to.
     pub(super) fn steps_in_all(&mut self, total: u32) -> Result<u32, Halt> {
-        if self.inbox.stop_requested() && !self.is_cut_short() {
-            return Ok(self.finished);
-        }
-        let longer = self.spec.extended_steps(total);
-        if self.finished < total || longer == total || self.series.trust(self.spec) == Trust::Reliable {
+        if self.finished < self.spec.total_steps() {
             return Ok(total);
         }
-        self.say(&FromWorker::Extended { trial: self.spec.id, total: longer })?;
-        Ok(longer)
+        let agreed = u32::try_from(self.agreed(u64::from(self.wished_steps(total)))?).unwrap_or(total);
+        if agreed > total {
+            self.say(&FromWorker::Extended { trial: self.spec.id, total: agreed })?;
+        }
+        Ok(agreed)
+    }
+
+    fn wished_steps(&self, total: u32) -> u32 {
+        if self.inbox.stop_requested() {
+            return self.finished;
+        }
+        let longer = self.spec.extended_steps(total);
+        let is_settled = || self.series.trust(self.spec) == Trust::Reliable;
+        if self.finished < total || longer == total || is_settled() { total } else { longer }
     }
 }

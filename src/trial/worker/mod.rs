@@ -26,6 +26,7 @@ use super::protocol::{FromWorker, PROTOCOL, Refusal};
 use crate::model::Registry;
 
 mod feed;
+mod group;
 mod inbox;
 mod length;
 mod open;
@@ -106,13 +107,13 @@ pub fn serve(registry: &Registry, inbox: &Inbox, output: impl Write) -> Result<(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
     })?;
-    let (workload, scratch) = match inbox.next() {
-        Some(Request::Open { workload, scratch }) => (workload, scratch),
+    let (workload, scratch, replica) = match inbox.next() {
+        Some(Request::Open { workload, scratch, replica }) => (workload, scratch, replica),
         Some(Request::Invalid(reason)) => return Err(ServeError::Input(reason)),
         Some(Request::Run(_)) => return Err(ServeError::Input("a trial before the workload".to_owned())),
         None => return Ok(()),
     };
-    let mut opened = match Opened::open(registry, *workload) {
+    let mut opened = match Opened::open(registry, *workload, replica) {
         Ok(opened) => opened,
         Err(refused) => {
             let (cause, reason) = refused;

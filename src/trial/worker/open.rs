@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Refused;
+use super::group::Place;
 use super::part::Part;
 use crate::data::lengths::Longest;
 use crate::data::loader::{Batches, Loader, LoaderConfig};
 use crate::data::rules::BatchRules;
 use crate::data::{self, Batch, Dataset};
-use crate::device::{self, DeviceSession, StepError};
+use crate::device::collective::Replica;
+use crate::device::{self, DeviceChoice, DeviceSession, StepError};
 use crate::model::{BuildContext, Family, ModelError, Registry};
 use crate::text::with_causes;
 use crate::train::TrainSpec;
@@ -29,6 +31,11 @@ pub(super) trait Supplies {
 
     /// Starts a loader over the held-out data.
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches>;
+
+    /// The place among the replicas; `None` where there is one alone.
+    fn place(&self) -> Option<&Place> {
+        None
+    }
 }
 
 /// What a trial does with a trainer.
@@ -96,19 +103,28 @@ pub(super) struct Opened<'a> {
     workload: WorkloadSpec,
     training: Arc<dyn Dataset>,
     evaluation: Arc<dyn Dataset>,
+    place: Option<Place>,
 }
 
 impl<'a> Opened<'a> {
-    /// Opens the device and the data, the cheap checks first.
-    pub(super) fn open(registry: &'a Registry, workload: WorkloadSpec) -> Result<Self, Refused> {
+    /// Opens the device and the data, the cheap checks first; a replica meets the others once all of that is well.
+    pub(super) fn open(
+        registry: &'a Registry,
+        workload: WorkloadSpec,
+        replica: Option<Replica>,
+    ) -> Result<Self, Refused> {
         let of_workload = |error: &dyn std::error::Error| (Refusal::Workload, with_causes(error));
         let family = registry.get(&workload.model.family).map_err(|error| of_workload(&error))?;
         let input = family.input(&workload.model).map_err(|error| of_workload(&error))?;
-        let session = device::open(workload.device, workload.limit, workload.allocator)
+        let choice = device_of(workload.device, replica.as_ref());
+        let mut session = choice
+            .and_then(|choice| device::open(choice, workload.limit, workload.allocator))
             .map_err(|error| (Refusal::Device, with_causes(&error)))?;
         let dataset = data::open(&workload.data, &input, workload.seed).map_err(|error| of_workload(&error))?;
         let (training, evaluation) = Part::split(&dataset);
-        Ok(Self { session, family, workload, training, evaluation })
+        let place = replica.map(|replica| Place::take(&replica, session.as_mut(), workload.limit)).transpose();
+        let place = place.map_err(|error| (Refusal::Device, with_causes(&error)))?;
+        Ok(Self { session, family, workload, training, evaluation, place })
     }
 
     /// The session, and what is made for a trial.
@@ -119,6 +135,7 @@ impl<'a> Opened<'a> {
             workload: &self.workload,
             training: &self.training,
             evaluation: &self.evaluation,
+            place: self.place.as_ref(),
         };
         (self.session.as_mut(), supplies)
     }
@@ -140,12 +157,28 @@ fn longest(trial: &TrialSpec) -> Longest {
 /// a default trial's measured steps, where the median passes over it.
 const LONGEST_EVERY: u64 = 16;
 
+/// The device of a replica: the one it was given, or the one of its rank where the choice is left to it.
+fn device_of(choice: DeviceChoice, replica: Option<&Replica>) -> Result<DeviceChoice, device::DeviceError> {
+    match (choice, replica) {
+        (DeviceChoice::Auto, Some(replica)) if device::cuda::is_present()? => Ok(DeviceChoice::Cuda(replica.rank)),
+        (choice, _) => Ok(choice),
+    }
+}
+
 struct Stock<'a> {
     longest: Longest,
     family: &'a dyn Family,
     workload: &'a WorkloadSpec,
     training: &'a Arc<dyn Dataset>,
     evaluation: &'a Arc<dyn Dataset>,
+    place: Option<&'a Place>,
+}
+
+impl Stock<'_> {
+    fn rules(&self) -> BatchRules {
+        let shard = self.place.map(Place::shard).unwrap_or_default();
+        BatchRules { shard, ..BatchRules::of(&self.workload.data, self.workload.seed) }
+    }
 }
 
 impl Supplies for Stock<'_> {
@@ -157,12 +190,16 @@ impl Supplies for Stock<'_> {
             precision: train.precision,
             batch_norm: train.batch_norm,
             seed: self.workload.seed,
+            replicas: self.place.map(|place| &place.group),
         };
         let model = self.family.build(&context).map_err(|error| match error {
             ModelError::Candle(error) => session.classify(&error),
             other => StepError::Workload(with_causes(&other)),
         })?;
-        Ok(Box::new(Trainer::new(model, &train).map_err(|error| session.classify(&error))?))
+        let trainer = Trainer::new(model, &train).map_err(|error| session.classify(&error))?;
+        let Some(place) = self.place else { return Ok(Box::new(trainer)) };
+        let trainer = trainer.in_group(Arc::clone(&place.group));
+        Ok(Box::new(trainer.map_err(|error| place.blame(session.classify(&error)))?))
     }
 
     fn training_batches(&self, point: &Point) -> Box<dyn Batches> {
@@ -172,7 +209,7 @@ impl Supplies for Stock<'_> {
             prefetch_depth: point.prefetch_depth,
             seed: self.workload.seed,
         };
-        let rules = BatchRules { longest: self.longest, ..BatchRules::of(&self.workload.data, self.workload.seed) };
+        let rules = BatchRules { longest: self.longest, ..self.rules() };
         Box::new(Loader::with_rules(Arc::clone(self.training), config, rules))
     }
 
@@ -180,8 +217,12 @@ impl Supplies for Stock<'_> {
         let config =
             LoaderConfig { batch_size: point.batch_size, workers: 0, prefetch_depth: 0, seed: self.workload.seed };
         // A pass is a few batches, so each of them is the worst.
-        let rules = BatchRules { longest: Longest::Always, ..BatchRules::of(&self.workload.data, self.workload.seed) };
+        let rules = BatchRules { longest: Longest::Always, ..self.rules() };
         Box::new(Loader::with_rules(Arc::clone(self.evaluation), config, rules))
+    }
+
+    fn place(&self) -> Option<&Place> {
+        self.place
     }
 }
 

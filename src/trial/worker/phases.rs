@@ -74,6 +74,10 @@ impl DeviceSession for Phases<'_> {
         self.inner.trim();
     }
 
+    fn lower_limit(&mut self, limit_bytes: u64) {
+        self.inner.lower_limit(limit_bytes);
+    }
+
     fn end_trial(&mut self) -> u64 {
         self.inner.end_trial()
     }

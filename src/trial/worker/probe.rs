@@ -20,6 +20,11 @@ use crate::trial::spec::{PROBE_EVALUATION_AFTER, trace_path};
 impl Trial<'_> {
     /// Trains under what the device has free, with every event written to the probe's trace file.
     pub(super) fn probe(&mut self) -> Result<Measurement, Halt> {
+        if !self.leads() {
+            // The replicas' traces are alike; that of rank 0 is the one that is kept.
+            let begun = self.session.begin_probe();
+            return self.judge(begun).and_then(|()| self.train());
+        }
         let path = trace_path(self.scratch, &self.spec.point);
         let unwritten = |error: io::Error| failed(format!("cannot write the trace `{}`: {error}", path.display()));
         let draft = Draft::create(&path, self.session.facts()).map_err(unwritten)?;

@@ -32,7 +32,8 @@ impl Trial<'_> {
         if self.spec.point.trim == Trim::AfterEval {
             self.session.trim();
         }
-        self.checkpoint(training)
+        // Of replicas that are equal one is written.
+        if self.leads() { self.checkpoint(training) } else { Ok(()) }
     }
 
     /// The mean loss over a few held-out batches of the training size, without a graph.

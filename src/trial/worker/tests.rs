@@ -768,7 +768,7 @@ fn a_worker_says_hello_and_refuses_what_it_cannot_set_up() {
         allocator: AllocatorKind::Auto,
         seed: 0,
     };
-    let open = ToWorker::Open { workload: Box::new(workload), scratch: PathBuf::from("/tmp") };
+    let open = ToWorker::Open { workload: Box::new(workload), scratch: PathBuf::from("/tmp"), replica: None };
     let (result, said) = served(&format!("{}\n", serde_json::to_string(&open).unwrap()));
     result.unwrap();
     assert!(matches!(said[0], FromWorker::Hello { protocol: PROTOCOL, .. }));

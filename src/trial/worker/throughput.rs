@@ -27,6 +27,8 @@ pub(super) fn run(spec: &TrialSpec, supplies: &dyn Supplies, inbox: &Inbox) -> i
     let (outcome, measurement) = match load(spec, supplies, inbox) {
         Ok(loaded) => (Outcome::Completed, Some(measurement(&loaded))),
         Err(Halt::Ended(outcome)) => (outcome, None),
+        // Loading needs no other replica.
+        Err(Halt::Lost(error)) => (Outcome::Failed { message: error.to_string() }, None),
         Err(Halt::Unheard(error)) => return Err(error),
     };
     Ok(FromWorker::Ended { trial: spec.id, outcome, measurement, clean: true })

@@ -11,6 +11,7 @@ use super::inbox::Inbox;
 use super::open::{Supplies, Training};
 use super::phases::Phases;
 use crate::data::{Batch, HostBatch};
+use crate::device::collective::CollectiveError;
 use crate::device::{DeviceSession, LargestRequest, StepError, facts};
 use crate::memory::{Phase, Trim};
 use crate::trial::measure::Series;
@@ -41,6 +42,8 @@ pub(super) type Say<'a> = dyn FnMut(&FromWorker) -> io::Result<()> + 'a;
 pub(super) enum Halt {
     /// It has an outcome.
     Ended(Outcome),
+    /// The group of replicas cannot go on.
+    Lost(CollectiveError),
     /// The driver does not listen any more.
     Unheard(io::Error),
 }
@@ -66,15 +69,29 @@ pub(super) fn run(spec: &TrialSpec, stage: Stage<'_>, say: &mut Say<'_>) -> io::
     };
     // A workload is somebody's own code. What it leaves behind after a panic is not used again: the worker is not
     // clean then, and is replaced.
-    let (outcome, measurement, clean) = match catch_unwind(AssertUnwindSafe(|| trial.run())) {
+    let result = catch_unwind(AssertUnwindSafe(|| trial.run()));
+    // All replicas are told of a stop together; whatever else ends a trial early is this one's own affair.
+    if !matches!(result, Ok(Ok(_) | Err(Halt::Ended(Outcome::Cancelled)))) {
+        trial.leave_group();
+    }
+    let (outcome, measurement, clean) = match result {
         Ok(Ok(measurement)) => (Outcome::Completed, Some(measurement), trial.clean_up()),
-        Ok(Err(Halt::Ended(outcome))) => {
-            let clean = trial.clean_up();
+        Ok(Err(halt)) => {
+            let halt = if let Halt::Lost(error) = halt {
+                trial.lost(&error).map_or_else(|halt| halt, Halt::Ended)
+            } else {
+                halt
+            };
+            let outcome = match halt {
+                Halt::Ended(outcome) => outcome,
+                Halt::Lost(error) => Outcome::Failed { message: error.to_string() },
+                Halt::Unheard(error) => return Err(error),
+            };
+            let clean = trial.clean_up() && trial.group_is_whole();
             // After anything that the device was part of, a fresh process is the only proof of a fresh device.
             let reusable = matches!(outcome, Outcome::Cancelled | Outcome::Diverged { .. });
             (outcome, None, clean && reusable)
         }
-        Ok(Err(Halt::Unheard(error))) => return Err(error),
         Err(panic) => {
             let message = shortened(format!("it panicked: {}", words_of(panic.as_ref())));
             (Outcome::Failed { message }, None, false)
@@ -109,16 +126,18 @@ impl Trial<'_> {
 
     /// Every tensor made here is dropped on return.
     pub(super) fn train(&mut self) -> Result<Measurement, Halt> {
+        self.be_patient();
         let mut training = self.build()?;
         let started = Feed::start(&self.spec.point, self.supplies, &mut self.session);
         let mut feed = self.judge(started)?;
         let mut total = self.spec.total_steps();
         let soak_after = self.spec.is_soak().then(|| self.steps_before_the_soak_s_checks(total));
         while self.finished < total {
-            if self.is_cut_short() {
+            if self.is_cut_short()? {
                 return Err(Halt::Ended(Outcome::Cancelled));
             }
             self.step(training.as_mut(), &mut feed)?;
+            self.be_patient();
             if self.finished == 1 {
                 self.warn_of_unreached(training.as_ref())?;
             }
@@ -233,6 +252,7 @@ impl Trial<'_> {
             }
             StepError::Device(message) => Halt::Ended(Outcome::DeviceError { message: shortened(message) }),
             StepError::Workload(message) => failed(message),
+            StepError::Replica(error) => Halt::Lost(error),
         })
     }
 

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::group::Place;
 use super::open::{Supplies, Training};
 use crate::data::loader::Batches;
 use crate::data::rules::Skipped;
@@ -47,6 +48,10 @@ impl Supplies for Weighed<'_> {
 
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
         self.inner.evaluation_batches(point)
+    }
+
+    fn place(&self) -> Option<&Place> {
+        self.inner.place()
     }
 }
 

@@ -1,0 +1,209 @@
+//! Replicas of one training that work as a group: what PyTorch calls a process group.
+//!
+//! In data-parallel training every replica holds the whole model, works on its own share of each batch, and averages its
+//! gradients with the others before each update (Li et al., "PyTorch Distributed", VLDB 2020). A [`Collective`] is one
+//! replica's place in such a group: one *rank* a process, ranks from 0 to `world` − 1, and operations that every rank
+//! calls in the same order. A rank that calls another one, or none, makes the others wait: for as long as their
+//! patience, never longer.
+//!
+//! There are two kinds. [`unix`] connects processes of one host by sockets and sums on the host, in rank order, so that
+//! all ranks get the same bits: it is what the CPU's replicas use. On CUDA the tensors go through NCCL (feature `nccl`),
+//! and the sockets beside it carry what is not a tensor: words to agree on, and the news that a rank is lost, which NCCL
+//! by itself would wait for for ever.
+//!
+//! This room knows no training. What is averaged, and when, is [`train`](crate::train)'s business.
+//!
+//! # Losing a rank
+//! The first error of a group is its last operation: the rank that sees it tells the others who is lost, and every later
+//! call gives the same error. A group is not mended; its processes are ended and a new one is formed.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use candle_core::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+mod host;
+mod link;
+mod meeting;
+#[cfg(test)]
+mod tests;
+pub mod unix;
+
+pub use unix::UnixGroup;
+
+/// The most ranks of a group: each is a process of this host with a device of its own.
+pub const MOST_RANKS: usize = 64;
+
+/// One rank's place in a group, as its driver assigns it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replica {
+    /// Which one, counted from 0.
+    pub rank: usize,
+    /// How many there are.
+    pub world: usize,
+    /// The folder where the ranks meet. It is of this group alone.
+    pub meeting: PathBuf,
+    /// What tells this group's ranks from strangers.
+    pub token: u64,
+    /// How long to wait for all ranks to come.
+    pub start: Duration,
+    /// How long to wait for a rank that builds its model, or does what is no step.
+    pub build: Duration,
+    /// How long to wait for a rank within a step.
+    pub step: Duration,
+}
+
+/// What is made of the values of all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// Their sum.
+    Sum,
+    /// Their mean.
+    Mean,
+}
+
+/// A rank's place in a group of replicas. All ranks call the same operations in the same order.
+pub trait Collective: fmt::Debug + Send + Sync {
+    /// Which rank this is.
+    fn rank(&self) -> usize;
+
+    /// How many there are.
+    fn world(&self) -> usize;
+
+    /// The word of every rank, in their order. Every rank gives one and gets all.
+    fn gather(&self, word: u64) -> Result<Vec<u64>, CollectiveError>;
+
+    /// Replaces the values of each tensor by what the reduction makes of all ranks'. The tensors are contiguous, of a
+    /// floating-point type, and alike on all ranks. All ranks get the same bits.
+    fn all_reduce(&self, tensors: &[&Tensor], reduction: Reduction) -> Result<(), CollectiveError>;
+
+    /// Replaces the values of each tensor by those of rank 0, under the same conditions.
+    fn broadcast(&self, tensors: &[&Tensor]) -> Result<(), CollectiveError>;
+
+    /// How long an operation waits for another rank from now on.
+    fn set_patience(&self, patience: Duration);
+
+    /// Ends the group, for a reason that no operation of its own found: the others are told, and need not wait.
+    fn give_up(&self, error: CollectiveError);
+
+    /// What ended the group, where something did.
+    fn failure(&self) -> Option<CollectiveError>;
+
+    /// Takes part no more.
+    fn leave(&self) {
+        self.give_up(CollectiveError::PeerLost { rank: self.rank() });
+    }
+
+    /// Returns once every rank has called it.
+    fn barrier(&self) -> Result<(), CollectiveError> {
+        self.gather(0).map(drop)
+    }
+
+    /// The largest of all ranks' words.
+    fn largest(&self, word: u64) -> Result<u64, CollectiveError> {
+        Ok(self.gather(word)?.into_iter().max().unwrap_or(word))
+    }
+
+    /// Fails unless all ranks have the same word: a checksum of what must be equal.
+    fn check_equal(&self, what: &'static str, word: u64) -> Result<(), CollectiveError> {
+        let words = self.gather(word)?;
+        let first = words.first().copied().unwrap_or(word);
+        match words.iter().position(|word| *word != first) {
+            Some(rank) => {
+                let error = CollectiveError::Unequal { what, rank };
+                self.give_up(error.clone());
+                Err(error)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a group cannot go on.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CollectiveError {
+    /// A rank ended, or left.
+    #[error("rank {rank} is lost")]
+    PeerLost {
+        /// Which.
+        rank: usize,
+    },
+    /// A rank said nothing for too long.
+    #[error("rank {rank} was not heard of for {seconds:.1} s")]
+    PeerSilent {
+        /// Which.
+        rank: usize,
+        /// How long it was waited for.
+        seconds: f64,
+    },
+    /// A rank does something else than this one.
+    #[error("rank {rank} is out of step: {reason}")]
+    OutOfStep {
+        /// Which.
+        rank: usize,
+        /// How that shows.
+        reason: String,
+    },
+    /// What must be equal on all ranks is not.
+    #[error("the {what} of rank {rank} differ from those of rank 0")]
+    Unequal {
+        /// What.
+        what: &'static str,
+        /// The first rank that differs.
+        rank: usize,
+    },
+    /// The place in the group makes no sense.
+    #[error("rank {rank} of {world} is no place in a group of 1 to {MOST_RANKS} replicas")]
+    NoSuchRank {
+        /// The rank.
+        rank: usize,
+        /// The size of the group.
+        world: usize,
+    },
+    /// The ranks cannot meet.
+    #[error("replicas cannot meet in `{}`: {reason}", folder.display())]
+    Meeting {
+        /// Where.
+        folder: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// The tensors cannot be exchanged.
+    #[error("{0}")]
+    Tensors(String),
+    /// The library that exchanges them on a device cannot.
+    #[error("NCCL cannot {operation}: {reason}")]
+    Library {
+        /// What was being done.
+        operation: &'static str,
+        /// What it said.
+        reason: String,
+    },
+    /// There is none in this build.
+    #[error(
+        "replicas on CUDA need NCCL, and this build of tune has no NCCL support (hint: build with `cargo build --release --features nccl`, or use `--device cpu`)"
+    )]
+    NotCompiled,
+}
+
+impl CollectiveError {
+    /// The rank that is to blame, and how long it was silent where that is how it showed. `None` where no rank is.
+    pub fn lost_rank(&self) -> Option<(usize, Option<f64>)> {
+        match self {
+            Self::PeerLost { rank } => Some((*rank, None)),
+            Self::PeerSilent { rank, seconds } => Some((*rank, Some(*seconds))),
+            _ => None,
+        }
+    }
+}
+
+/// Meets the other ranks, and gives this one's place among them. `device` is the one that tensors are exchanged on.
+pub fn join(replica: &Replica, device: &Device) -> Result<Arc<dyn Collective>, CollectiveError> {
+    if let Device::Cuda(_) = device {
+        return super::cuda::join(replica, device);
+    }
+    Ok(Arc::new(UnixGroup::meet(replica)?))
+}

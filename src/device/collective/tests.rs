@@ -1,0 +1,217 @@
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Tensor};
+
+use super::*;
+
+/// What every rank of a group of threads makes of its place.
+fn with_ranks<T: Send>(world: usize, work: impl Fn(UnixGroup) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let ranks = UnixGroup::within_process(world).into_iter().map(|group| scope.spawn(|| work(group)));
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn values(rank: usize, count: usize, dtype: DType) -> Tensor {
+    let values: Vec<f32> = (0..count).map(|index| ((index * 31 + rank * 17) % 101) as f32 / 7.0 - 6.0).collect();
+    Tensor::new(values, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+}
+
+fn read(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_dtype(DType::F32).unwrap().to_vec1().unwrap()
+}
+
+#[test]
+fn every_rank_gets_the_same_sum_and_mean_to_the_last_bit() {
+    // More than one piece, the last of them not full.
+    let count = 40_001;
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+        for world in [1, 2, 4] {
+            for reduction in [Reduction::Sum, Reduction::Mean] {
+                let results = with_ranks(world, |group| {
+                    let (first, second) = (values(group.rank(), count, dtype), values(group.rank() + 9, 3, dtype));
+                    group.all_reduce(&[&first, &second], reduction).unwrap();
+                    (read(&first), read(&second))
+                });
+                assert!(results.iter().all(|result| *result == results[0]), "{dtype:?} {world}");
+                let inputs: Vec<Vec<f32>> = (0..world).map(|rank| read(&values(rank, count, dtype))).collect();
+                let divisor = if reduction == Reduction::Mean { world as f64 } else { 1.0 };
+                for (index, value) in results[0].0.iter().enumerate() {
+                    let sum: f64 = inputs.iter().map(|input| f64::from(input[index])).sum();
+                    let expected = read(&Tensor::new(&[sum / divisor], &Device::Cpu).unwrap().to_dtype(dtype).unwrap());
+                    assert!((value - expected[0]).abs() <= 1e-6 * expected[0].abs(), "{value} against {expected:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_view_in_the_middle_of_a_tensor_is_exchanged_and_nothing_around_it() {
+    let results = with_ranks(2, |group| {
+        let whole = values(group.rank(), 10, DType::F32);
+        group.all_reduce(&[&whole.narrow(0, 3, 4).unwrap()], Reduction::Sum).unwrap();
+        read(&whole)
+    });
+    let own = [read(&values(0, 10, DType::F32)), read(&values(1, 10, DType::F32))];
+    for index in 0..10 {
+        for rank in [0, 1] {
+            let sum = own[0][index] + own[1][index];
+            let expected = if (3..7).contains(&index) { sum } else { own[rank][index] };
+            assert!((results[rank][index] - expected).abs() < 1e-6, "rank {rank}, {index}");
+        }
+    }
+}
+
+#[test]
+fn a_broadcast_gives_the_bits_of_rank_0() {
+    let results = with_ranks(3, |group| {
+        let tensor = values(group.rank(), 20_000, DType::F32);
+        let odd = Tensor::new(&[f32::NAN, -0.0, f32::MIN_POSITIVE / 8.0, group.rank() as f32], &Device::Cpu).unwrap();
+        group.broadcast(&[&tensor, &odd]).unwrap();
+        let bits = |tensor: &Tensor| read(tensor).into_iter().map(f32::to_bits).collect::<Vec<u32>>();
+        (bits(&tensor), bits(&odd))
+    });
+    assert_eq!(results[0].0, read(&values(0, 20_000, DType::F32)).into_iter().map(f32::to_bits).collect::<Vec<_>>());
+    assert!(results.iter().all(|result| *result == results[0]));
+}
+
+#[test]
+fn words_are_gathered_in_rank_order_and_unequal_ones_are_named() {
+    for (rank, result) in with_ranks(4, |group| {
+        group.barrier().unwrap();
+        let words = group.gather(10 + group.rank() as u64).unwrap();
+        let largest = group.largest(words[group.rank()]).unwrap();
+        group.check_equal("checksums", largest).unwrap();
+        let unequal = group.check_equal("parameters", u64::from(group.rank() == 2));
+        (words, largest, unequal)
+    })
+    .into_iter()
+    .enumerate()
+    {
+        assert_eq!(result.0, [10, 11, 12, 13], "rank {rank}");
+        assert_eq!(result.1, 13);
+        assert_eq!(result.2, Err(CollectiveError::Unequal { what: "parameters", rank: 2 }));
+    }
+}
+
+#[test]
+fn a_rank_that_ends_or_leaves_is_named_to_all_others_at_once() {
+    for leaves in [false, true] {
+        let started = Instant::now();
+        let failures = with_ranks(4, |group| {
+            if group.rank() == 2 {
+                if leaves {
+                    group.leave();
+                }
+                return (group.failure(), None);
+            }
+            let tensor = values(0, 50_000, DType::F32);
+            let failed = group.all_reduce(&[&tensor], Reduction::Sum).or_else(|_| group.barrier());
+            (group.failure(), failed.err())
+        });
+        assert!(started.elapsed() < Duration::from_secs(20), "nobody waited for the patience of a minute");
+        for (rank, (failure, error)) in failures.into_iter().enumerate() {
+            let lost = Some(CollectiveError::PeerLost { rank: 2 });
+            let expected = if rank == 2 && !leaves { None } else { lost.clone() };
+            assert_eq!(failure, expected, "rank {rank}");
+            assert!(rank == 2 || error == lost, "rank {rank}: {error:?}");
+        }
+    }
+}
+
+#[test]
+fn a_silent_rank_is_waited_for_as_long_as_the_patience_and_then_named() {
+    let failures = with_ranks(3, |group| {
+        if group.rank() == 1 {
+            // It hangs until the others have given it up.
+            while group.notice_lost().is_none() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            return None;
+        }
+        group.set_patience(if group.rank() == 0 { Duration::from_millis(50) } else { Duration::from_secs(60) });
+        group.gather(1).err()
+    });
+    assert_eq!(failures[0], Some(CollectiveError::PeerSilent { rank: 1, seconds: 0.05 }));
+    assert_eq!(failures[2], Some(CollectiveError::PeerLost { rank: 1 }));
+}
+
+#[test]
+fn ranks_that_do_different_things_are_told_so() {
+    let failures = with_ranks(2, |group| {
+        let tensor = values(0, 10 + group.rank(), DType::F32);
+        group.all_reduce(&[&tensor], Reduction::Sum).unwrap_err()
+    });
+    assert!(matches!(failures[0], CollectiveError::OutOfStep { rank: 1, .. }), "{:?}", failures[0]);
+    assert_eq!(failures[1], CollectiveError::PeerLost { rank: 0 });
+    let failures = with_ranks(2, |group| {
+        if group.rank() == 0 { group.gather(0).err() } else { group.broadcast(&[&values(0, 2, DType::F32)]).err() }
+    });
+    assert!(matches!(
+        failures[0],
+        Some(CollectiveError::OutOfStep { rank: 1, .. }) | Some(CollectiveError::PeerLost { rank: 1 })
+    ));
+    let failures = with_ranks(2, |group| group.broadcast(&[&Tensor::new(&[1_u32], &Device::Cpu).unwrap()]).err());
+    assert!(failures.iter().all(Option::is_some), "{failures:?}");
+}
+
+fn replica(meeting: &std::path::Path, rank: usize, world: usize) -> Replica {
+    let second = Duration::from_secs(1);
+    Replica { rank, world, meeting: meeting.to_owned(), token: 77, start: 20 * second, build: second, step: second }
+}
+
+#[test]
+fn ranks_meet_in_a_folder_with_a_long_path_whatever_strangers_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let deep = folder.path().join("d".repeat(200));
+    std::fs::create_dir(&deep).unwrap();
+    thread::scope(|scope| {
+        let ranks: Vec<_> = [2, 1, 0]
+            .into_iter()
+            .map(|rank| {
+                let replica = replica(&deep, rank, 3);
+                scope.spawn(move || {
+                    let group: Arc<dyn Collective> = join(&replica, &Device::Cpu).unwrap();
+                    group.gather(group.rank() as u64).unwrap()
+                })
+            })
+            .collect();
+        for rank in ranks {
+            assert_eq!(rank.join().unwrap(), [0, 1, 2]);
+        }
+    });
+    assert_eq!(std::fs::read_dir(&deep).unwrap().count(), 0, "the socket is gone");
+
+    let (first, second) = (replica(folder.path(), 0, 2), replica(folder.path(), 1, 2));
+    let listening = thread::spawn(move || UnixGroup::meet(&first).map(|group| group.gather(5)));
+    let socket = folder.path().join("rank-0");
+    let stranger = loop {
+        match UnixStream::connect(&socket) {
+            Ok(stranger) => break stranger,
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    (&stranger).write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let false_friend = Replica { token: 78, start: Duration::from_millis(300), ..second.clone() };
+    assert!(UnixGroup::meet(&false_friend).is_err());
+    assert_eq!(UnixGroup::meet(&second).unwrap().gather(6).unwrap(), [5, 6]);
+    assert_eq!(listening.join().unwrap().unwrap().unwrap(), [5, 6]);
+}
+
+#[test]
+fn a_rank_that_never_comes_ends_the_meeting_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = Duration::from_millis(40);
+    let alone = |rank| UnixGroup::meet(&Replica { start, ..replica(folder.path(), rank, 3) }).unwrap_err();
+    assert_eq!(alone(0), CollectiveError::PeerSilent { rank: 1, seconds: 0.04 });
+    assert_eq!(alone(1), CollectiveError::PeerSilent { rank: 0, seconds: 0.04 });
+    assert!(matches!(alone(3), CollectiveError::NoSuchRank { rank: 3, world: 3 }));
+    let nowhere = replica(&folder.path().join("missing"), 0, 2);
+    assert!(matches!(UnixGroup::meet(&nowhere), Err(CollectiveError::Meeting { .. })));
+}
