@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
+use super::collective::{Collective, CollectiveError, Replica};
 use super::{AllocatorKind, DeviceChoice, DeviceError, DeviceSession, LimitSpec, limit};
 
 mod card;
@@ -21,11 +22,15 @@ mod classify;
 pub mod hook;
 mod kernels;
 mod ledger;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod page_locked;
 pub mod pool;
 mod session;
 mod staging;
 
+#[cfg(feature = "nccl")]
+pub use nccl::NcclGroup;
 pub use session::CudaSession;
 
 use claim::Claim;
@@ -43,6 +48,18 @@ pub fn is_present() -> Result<bool, DeviceError> {
 /// Opens the device with CUDA's index `ordinal` for tuning.
 pub fn open(ordinal: usize, limit: LimitSpec, allocator: AllocatorKind) -> Result<Box<dyn DeviceSession>, DeviceError> {
     Ok(Box::new(CudaSession::open(ordinal, limit, allocator)?))
+}
+
+/// Meets the other replicas of a group of CUDA devices.
+#[cfg(feature = "nccl")]
+pub fn join(replica: &Replica, device: &candle_core::Device) -> Result<Arc<dyn Collective>, CollectiveError> {
+    Ok(Arc::new(NcclGroup::join(replica, device)?))
+}
+
+/// Meets the other replicas of a group of CUDA devices: never in a build without NCCL.
+#[cfg(not(feature = "nccl"))]
+pub fn join(_replica: &Replica, _device: &candle_core::Device) -> Result<Arc<dyn Collective>, CollectiveError> {
+    Err(CollectiveError::NotCompiled)
 }
 
 /// The allocator of a recommendation, at work for as long as this lives.

@@ -1,0 +1,243 @@
+//! Replicas on CUDA devices: tensors through NCCL, everything else through the sockets of the same group.
+//!
+//! NCCL (`nccl.h`, NVIDIA's collectives) works on candle's own stream, so an exchange comes after the kernels that made
+//! the tensor and before those that use it, and nobody waits on the host. What NCCL cannot do is to lose a rank: a kernel
+//! whose peer is gone spins for ever. So a thread watches the sockets, which the kernel of the operating system closes
+//! when a process ends, and NCCL's own asynchronous errors; on either it aborts the communicator (`ncclCommAbort`, the
+//! one call that may be made while another thread is inside of NCCL). The spinning kernel then ends, the phase does, and
+//! the trainer finds the group's failure.
+//!
+//! What NCCL allocates for itself (some hundred MiB) is outside of the tensors' pool, and measured as external memory. Its
+//! environment variables are left as they are: where `NCCL_NVLS_ENABLE=0` is set, a machine has a reason for it.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Tensor, bail};
+use cudarc::driver::{CudaStream, DevicePtrMut};
+use half::{bf16, f16};
+
+use self::library::{Library, UNIQUE_ID_BYTES, UniqueId};
+use crate::device::collective::{Collective, CollectiveError, Reduction, Replica, UnixGroup};
+
+mod library;
+
+/// Between two looks of the watch.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A rank's place in a group whose tensors lie on CUDA devices, one device a rank.
+#[derive(Debug)]
+pub struct NcclGroup {
+    control: Arc<UnixGroup>,
+    communicator: Arc<Communicator>,
+    stream: Arc<CudaStream>,
+    watch: Option<Watch>,
+}
+
+impl NcclGroup {
+    /// Meets the other ranks, on an open device, and forms the communicator with them.
+    pub fn join(replica: &Replica, device: &Device) -> Result<Self, CollectiveError> {
+        // Before anybody is waited for: where one machine lacks the library, so do all its ranks.
+        let library = Library::get()?;
+        let unusable = |reason: String| CollectiveError::Library { operation: "use the device", reason };
+        let stream = device.as_cuda_device().map_err(|error| unusable(error.to_string()))?.cuda_stream();
+        let control = UnixGroup::meet(replica)?;
+        let id = shared_id(library, &control)?;
+        // NCCL takes the device whose context is the thread's.
+        stream.context().bind_to_thread().map_err(|error| unusable(error.to_string()))?;
+        let communicator = library.communicator(replica.world, replica.rank, id).inspect_err(|error| {
+            control.give_up(error.clone());
+        })?;
+        let communicator = Arc::new(Communicator { library, handle: AtomicPtr::new(communicator) });
+        let control = Arc::new(control);
+        let watch = Watch::start(Arc::clone(&control), Arc::clone(&communicator));
+        control.barrier()?;
+        Ok(Self { control, communicator, stream, watch })
+    }
+
+    /// Runs an operation on every tensor, as one of NCCL's groups.
+    fn on_each(&self, tensors: &[&Tensor], kind: Kind) -> Result<(), CollectiveError> {
+        if let Some(failure) = self.control.failure() {
+            return Err(failure);
+        }
+        let library = self.communicator.library;
+        library
+            .group(|| {
+                let operation = Operation { group: self, kind };
+                tensors.iter().try_for_each(|tensor| tensor.inplace_op1(&operation))
+            })
+            .map_err(|error| {
+                self.control.give_up(error.clone());
+                // Where the watch has ended the group meanwhile, that is why.
+                self.control.failure().unwrap_or(error)
+            })
+    }
+}
+
+/// The identity of the group's communicator: rank 0 makes it, and the others get it through the sockets.
+fn shared_id(library: &Library, control: &UnixGroup) -> Result<UniqueId, CollectiveError> {
+    let mut bytes = if control.rank() == 0 { library.unique_id()? } else { [0; UNIQUE_ID_BYTES] };
+    for word in bytes.as_chunks_mut::<8>().0 {
+        let of_ranks = control.gather(u64::from_le_bytes(*word))?;
+        *word = of_ranks.first().copied().unwrap_or_default().to_le_bytes();
+    }
+    Ok(bytes)
+}
+
+impl Collective for NcclGroup {
+    fn rank(&self) -> usize {
+        self.control.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.control.world()
+    }
+
+    fn gather(&self, word: u64) -> Result<Vec<u64>, CollectiveError> {
+        self.control.gather(word)
+    }
+
+    fn all_reduce(&self, tensors: &[&Tensor], reduction: Reduction) -> Result<(), CollectiveError> {
+        self.on_each(tensors, Kind::Reduce(reduction))
+    }
+
+    fn broadcast(&self, tensors: &[&Tensor]) -> Result<(), CollectiveError> {
+        self.on_each(tensors, Kind::Broadcast)
+    }
+
+    fn set_patience(&self, patience: Duration) {
+        self.control.set_patience(patience);
+    }
+
+    fn give_up(&self, error: CollectiveError) {
+        self.control.give_up(error);
+        self.communicator.abort();
+    }
+
+    fn failure(&self) -> Option<CollectiveError> {
+        self.control.failure()
+    }
+}
+
+impl Drop for NcclGroup {
+    fn drop(&mut self) {
+        // The watch first: it uses the communicator.
+        drop(self.watch.take());
+        self.communicator.abort();
+    }
+}
+
+/// NCCL's communicator, until it is aborted.
+#[derive(Debug)]
+struct Communicator {
+    library: &'static Library,
+    /// Null once aborted.
+    handle: AtomicPtr<c_void>,
+}
+
+impl Communicator {
+    fn handle(&self) -> Option<*mut c_void> {
+        Some(self.handle.load(Ordering::Acquire)).filter(|handle| !handle.is_null())
+    }
+
+    /// Ends every operation of it, finished or not. Only the first call does anything.
+    fn abort(&self) {
+        let handle = self.handle.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !handle.is_null() {
+            self.library.abort(handle);
+        }
+    }
+}
+
+/// The thread that sees a lost rank while this one is in a kernel of NCCL's.
+#[derive(Debug)]
+struct Watch {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// `None` where the system refuses a thread: then the driver's own patience ends a stuck group.
+    fn start(control: Arc<UnixGroup>, communicator: Arc<Communicator>) -> Option<Self> {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let work = move || {
+            while !over.load(Ordering::Acquire) {
+                let failed = control.failure().or_else(|| control.notice_lost()).or_else(|| {
+                    let error = communicator.library.asynchronous_error(communicator.handle()?)?;
+                    control.give_up(error.clone());
+                    Some(error)
+                });
+                if failed.is_some() {
+                    return communicator.abort();
+                }
+                thread::sleep(LOOK);
+            }
+        };
+        let thread = thread::Builder::new().name("nccl-watch".to_owned()).spawn(work).ok()?;
+        Some(Self { is_over, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Reduce(Reduction),
+    Broadcast,
+}
+
+/// An operation on a tensor's storage.
+struct Operation<'a> {
+    group: &'a NcclGroup,
+    kind: Kind,
+}
+
+impl Operation<'_> {
+    fn run(&self, pointer: u64, count: usize, dtype: DType) -> candle_core::Result<()> {
+        let Some(handle) = self.group.communicator.handle() else { bail!("the communicator was aborted") };
+        let library = self.group.communicator.library;
+        let stream = self.group.stream.cu_stream().cast::<c_void>();
+        let data = library::Data { pointer, count, dtype };
+        let done = match self.kind {
+            Kind::Reduce(reduction) => library.all_reduce(handle, data, reduction, stream),
+            Kind::Broadcast => library.broadcast(handle, data, stream),
+        };
+        done.map_err(candle_core::Error::wrap)
+    }
+}
+
+impl InplaceOp1 for Operation<'_> {
+    fn name(&self) -> &'static str {
+        "nccl"
+    }
+
+    fn cpu_fwd(&self, _storage: &mut CpuStorage, _layout: &Layout) -> candle_core::Result<()> {
+        bail!("a tensor of the CPU in a group of CUDA devices")
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
+        let Some((start, end)) = layout.contiguous_offsets() else { bail!("a tensor to exchange is not contiguous") };
+        let (dtype, stream) = (storage.dtype(), &self.group.stream);
+        let pointer = match dtype {
+            DType::F32 => storage.as_cuda_slice_mut::<f32>()?.device_ptr_mut(stream).0,
+            DType::F64 => storage.as_cuda_slice_mut::<f64>()?.device_ptr_mut(stream).0,
+            DType::F16 => storage.as_cuda_slice_mut::<f16>()?.device_ptr_mut(stream).0,
+            DType::BF16 => storage.as_cuda_slice_mut::<bf16>()?.device_ptr_mut(stream).0,
+            other => bail!("tensors of type {other:?} cannot be exchanged"),
+        };
+        let offset_bytes = (start * dtype.size_in_bytes()) as u64;
+        self.run(pointer + offset_bytes, end - start, dtype)
+    }
+}
