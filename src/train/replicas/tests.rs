@@ -194,12 +194,12 @@ struct Drifting {
 }
 
 impl Drifting {
-    fn new(reaches_both: bool) -> Box<Self> {
+    fn new(reaches_both: bool) -> Self {
         let mut parameters = Parameters::new(&Device::Cpu, DType::F32, 1);
         for name in ["a", "b"] {
             parameters.create(name, &[4], Init::Normal(1.0)).unwrap();
         }
-        Box::new(Self { parameters, reaches_both })
+        Self { parameters, reaches_both }
     }
 }
 
@@ -226,7 +226,7 @@ fn drifting_batch() -> Batch {
 #[test]
 fn gradients_that_one_rank_alone_has_are_an_error_and_no_wait() {
     let errors = with_ranks(2, |group| {
-        let workload = Drifting::new(group.rank() == 0);
+        let workload = Box::new(Drifting::new(group.rank() == 0));
         let mut trainer = Trainer::new(workload, &spec()).unwrap().in_group(group).unwrap();
         let mut session = PlainCpu::default();
         trainer.step(&drifting_batch(), &mut session).unwrap();
@@ -243,7 +243,7 @@ fn gradients_that_one_rank_alone_has_are_an_error_and_no_wait() {
 fn parameters_that_drift_apart_are_found_in_the_first_updates() {
     let errors = with_ranks(2, |group| {
         let rank = group.rank();
-        let mut trainer = Trainer::new(Drifting::new(true), &spec()).unwrap().in_group(group).unwrap();
+        let mut trainer = Trainer::new(Box::new(Drifting::new(true)), &spec()).unwrap().in_group(group).unwrap();
         let mut session = PlainCpu::default();
         trainer.step(&drifting_batch(), &mut session).unwrap();
         if rank == 1 {
@@ -266,7 +266,7 @@ fn parameters_that_drift_apart_are_found_in_the_first_updates() {
 fn a_rank_that_is_lost_is_what_the_others_tell() {
     let errors = with_ranks(2, |group| {
         let (rank, place) = (group.rank(), Arc::clone(&group));
-        let mut trainer = Trainer::new(Drifting::new(true), &spec()).unwrap().in_group(group).unwrap();
+        let mut trainer = Trainer::new(Box::new(Drifting::new(true)), &spec()).unwrap().in_group(group).unwrap();
         let mut session = PlainCpu::default();
         trainer.step(&drifting_batch(), &mut session).unwrap();
         if rank == 1 {

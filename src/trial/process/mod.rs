@@ -84,7 +84,7 @@ impl ProcessExecutor {
 
     /// The same for one of several replicas. It starts one worker and no other: a group is not mended, so a trial whose
     /// worker is gone is an error here.
-    pub(in crate::trial) fn as_replica(mut self, replica: Replica) -> Self {
+    pub(in crate::trial) fn in_group(mut self, replica: Replica) -> Self {
         self.replica = Some(replica);
         self
     }

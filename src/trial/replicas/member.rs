@@ -49,7 +49,7 @@ impl Member {
         let rank = replica.rank;
         let (trials, asked) = bounded::<TrialSpec>(1);
         let work = move || {
-            let mut executor = ProcessExecutor::new(config).as_replica(replica);
+            let mut executor = ProcessExecutor::new(config).in_group(replica);
             // Nobody listens once the group is being ended.
             let tell = |what| news.send((rank, what)).is_ok();
             let opened = executor.start();
