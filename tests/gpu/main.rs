@@ -14,6 +14,8 @@ mod faults;
 mod hook;
 mod memory;
 mod models;
+#[cfg(feature = "nccl")]
+mod replicas;
 mod staging;
 mod support;
 mod tables;
