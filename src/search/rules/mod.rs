@@ -193,7 +193,7 @@ pub(crate) mod testing {
     //! Hand-made trials.
 
     use super::*;
-    use crate::config::plan::SafetyPlan;
+    use crate::config::plan::{DEFAULT_HORIZON_STEPS, SafetyPlan};
     use crate::memory::{FragmentationMetric, FragmentationSource, Rates, Trim};
     use crate::train::GradientCheckpointing;
     use crate::trial::{Measurement, Outcome, Point, Purpose, TrialId, TrialSpec};
@@ -208,6 +208,7 @@ pub(crate) mod testing {
             sample_every: 2,
             largest_block_factor: 1.5,
             headroom: Fraction(0.05),
+            horizon_steps: DEFAULT_HORIZON_STEPS,
         }
     }
 
