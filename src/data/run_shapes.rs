@@ -45,6 +45,11 @@ impl RunShapes {
         BatchShape { samples: places.len(), length }
     }
 
+    /// The samples of the smallest batch.
+    pub fn smallest_samples(&self) -> usize {
+        self.order.smallest_batch()
+    }
+
     /// A full batch that is as long as any can be.
     pub fn longest(&self) -> BatchShape {
         BatchShape { samples: self.batch_size, length: self.lengths.map(|lengths| lengths.longest()) }
