@@ -189,7 +189,7 @@ impl TrialSpec {
         self.is_probe() && self.length.is_some()
     }
 
-    /// Micro-batches per optimizer step as this trial runs them: the planned run's in a soak, at most three in a probe at
+    /// Micro-batches per optimizer step as this trial runs them: the planned run's in a soak, at most four in a probe at
     /// a length of its own, at most two otherwise.
     pub fn accumulation(&self) -> usize {
         if self.is_soak() {
@@ -233,8 +233,8 @@ pub struct WorkloadSpec {
 }
 
 /// Of the micro-batches of an update the first makes the gradients, the last is followed by the optimizer's step, and
-/// those between are alike: of them one is enough.
-pub const LENGTH_PROBE_ACCUMULATION: usize = 3;
+/// those between are alike. With four the last but one comes after one like itself, so it stands for any number more.
+pub const LENGTH_PROBE_ACCUMULATION: usize = 4;
 
 /// What a probe does when, in updates counted from 1.
 ///
@@ -341,6 +341,6 @@ mod tests {
         let trimming = Point { trim: Trim::AfterUpdate, ..other.point.clone() };
         let trimming = Point { gradient_checkpointing: GradientCheckpointing::Blocks, ..trimming };
         let other = TrialSpec { point: trimming, ..other };
-        assert_eq!(path(&other), "study/probe-2x96-of-3-staging-1-recomputing-trimming-after_update.trace");
+        assert_eq!(path(&other), "study/probe-2x96-of-4-staging-1-recomputing-trimming-after_update.trace");
     }
 }

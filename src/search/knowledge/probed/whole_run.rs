@@ -135,7 +135,14 @@ impl Probed {
         };
         let shapes = RunShapes::new(&run.data, samples, point.batch_size, run.seed);
         let settings = self.settings_of_run(point);
-        let coming = Coming { run, point, shapes, basis: &basis, limit_bytes: self.terms.limit_bytes };
+        let coming = Coming {
+            run,
+            point,
+            shapes,
+            basis: &basis,
+            limit_bytes: self.terms.limit_bytes,
+            safety: &self.terms.safety,
+        };
         match coming.play(&settings, watch)? {
             Ok(play) => Some(play),
             Err(reason) => unknown(reason),
@@ -144,14 +151,18 @@ impl Probed {
 
     /// The allocators that a run is played to: the device's own, and the planned one where that is another and counts.
     fn settings_of_run(&self, point: &Point) -> Vec<Setting> {
-        let Self { terms, .. } = self;
+        let (terms, source) = (&self.terms, self.terms.safety.fragmentation_source);
         let conf = point.alloc_conf.clone().or_else(|| terms.alloc_conf.clone());
-        let named = conf.filter(|conf| !conf.is_empty()).unwrap_or_else(|| terms.allocator.to_string());
-        let own = Setting { name: named, settings: self.settings(point.alloc_conf.as_deref()) };
         let is_another = terms.planned != AllocatorKind::Auto && terms.planned != terms.allocator;
-        let counts = terms.safety.fragmentation_source != FragmentationSource::Device;
-        let planned = Setting { name: terms.planned.to_string(), settings: policy::settings_of(terms.planned) };
-        std::iter::once(own).chain((is_another && counts).then_some(planned)).collect()
+        let own = Setting {
+            name: conf.filter(|conf| !conf.is_empty()).unwrap_or_else(|| terms.allocator.to_string()),
+            settings: self.settings(point.alloc_conf.as_deref()),
+            rate_gates: !is_another || source != FragmentationSource::Shadow,
+        };
+        let planned =
+            Setting { name: terms.planned.to_string(), settings: policy::settings_of(terms.planned), rate_gates: true };
+        let counts = is_another && source != FragmentationSource::Device;
+        std::iter::once(own).chain(counts.then_some(planned)).collect()
     }
 
     /// What a run of a point is made of.
