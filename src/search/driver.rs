@@ -260,6 +260,7 @@ impl<'a> Running<'a> {
             warmup_steps,
             steps,
             sample_every: plan.safety.sample_every,
+            length: None,
         }
     }
 

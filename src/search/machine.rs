@@ -251,7 +251,15 @@ impl Machine {
                 let Ask::Finished(conclusion) = ask else { break };
                 return (Played { trials, conclusion, skipped }, history);
             };
-            let spec = TrialSpec { id: TrialId(number), purpose, point, warmup_steps: 2, steps: 10, sample_every: 2 };
+            let spec = TrialSpec {
+                id: TrialId(number),
+                purpose,
+                point,
+                warmup_steps: 2,
+                steps: 10,
+                sample_every: 2,
+                length: None,
+            };
             let record = self.record(&spec);
             let verdict = if spec.is_judged() { rules::judge(&record, &plan.safety) } else { Verdict::default() };
             if spec.is_probe() && record.completed() {

@@ -203,8 +203,15 @@ pub(crate) fn play_knowing(
             Ask::Finished(conclusion) => return Played { trials, conclusion, skipped },
             Ask::Run { point, purpose } => {
                 trials.push((purpose, point.clone()));
-                let spec =
-                    TrialSpec { id: TrialId(number), purpose, point, warmup_steps: 2, steps: 10, sample_every: 2 };
+                let spec = TrialSpec {
+                    id: TrialId(number),
+                    purpose,
+                    point,
+                    warmup_steps: 2,
+                    steps: 10,
+                    sample_every: 2,
+                    length: None,
+                };
                 let record = record(&spec, &script(&spec));
                 let verdict = if spec.is_judged() { rules::judge(&record, &plan.safety) } else { Verdict::default() };
                 history.tell(JudgedTrial { record, verdict });

@@ -176,6 +176,7 @@ mod tests {
             warmup_steps,
             steps: 10,
             sample_every: 2,
+            length: None,
         }
     }
 

@@ -145,6 +145,9 @@ pub struct TrialSpec {
     pub steps: u32,
     /// A memory sample is taken every so many steps.
     pub sample_every: u32,
+    /// Every batch is padded to this length, in a probe for runs of varying lengths; `None` leaves lengths as they come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length: Option<usize>,
 }
 
 impl TrialSpec {
@@ -173,6 +176,15 @@ impl TrialSpec {
     /// Whether the safety rules have something to say of it: they are about steps under C.
     pub fn is_judged(&self) -> bool {
         !self.is_probe() && !self.is_throughput()
+    }
+
+    /// Where a probe leaves its recording. One of a length has a name of its own.
+    pub fn trace_path(&self, scratch: &Path) -> PathBuf {
+        let path = trace_path(scratch, &self.point);
+        match self.length {
+            Some(length) => path.with_extension(format!("length-{length}.trace")),
+            None => path,
+        }
     }
 
     /// Batches of which each loader thread makes one.

@@ -355,7 +355,15 @@ fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
         ..Measurement::default()
     };
     TrialRecord {
-        spec: TrialSpec { id: TrialId(0), purpose: Purpose::Probe, point, warmup_steps, steps, sample_every },
+        spec: TrialSpec {
+            id: TrialId(0),
+            purpose: Purpose::Probe,
+            point,
+            warmup_steps,
+            steps,
+            sample_every,
+            length: None,
+        },
         outcome: Outcome::Completed,
         measurement: Some(measurement),
         samples: vec![sample],

@@ -268,6 +268,7 @@ pub(crate) mod testing {
                 warmup_steps: 2,
                 steps: 10,
                 sample_every: 2,
+                length: None,
             },
             outcome: Outcome::Completed,
             measurement: Some(measurement),

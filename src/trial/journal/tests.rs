@@ -29,6 +29,7 @@ fn spec(id: u32) -> TrialSpec {
         warmup_steps: 2,
         steps: 10,
         sample_every: 2,
+        length: None,
     }
 }
 

@@ -202,7 +202,7 @@ mod tests {
             trim: crate::memory::Trim::Never,
             alloc_conf: None,
         };
-        TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 0, steps, sample_every: 2 }
+        TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 0, steps, sample_every: 2, length: None }
     }
 
     #[test]
