@@ -144,7 +144,9 @@ pub(super) fn environment(
 fn evaluation_after(trial: &TrialSpec) -> Option<u32> {
     let update = u32::try_from(trial.accumulation()).unwrap_or(u32::MAX);
     if trial.is_probe() {
-        return Some(PROBE_EVALUATION_AFTER.saturating_mul(update));
+        // A program may make its optimizer's state in the first update, and two more that are alike have to follow it.
+        let later = u32::from(trial.length.is_some());
+        return Some((PROBE_EVALUATION_AFTER + later).saturating_mul(update));
     }
     let half = || (trial.total_steps() / 2).max(1).next_multiple_of(update.max(1)).min(trial.total_steps());
     trial.is_soak().then(half)
