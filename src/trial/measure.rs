@@ -85,6 +85,7 @@ impl Series {
             batches_per_second: None,
             batch_bytes: None,
             has_batch_norm: false,
+            training_samples: None,
         }
     }
 

@@ -15,12 +15,10 @@ use batchtune::memory::{AllocatorKind, Event, LimitSpec, Trim};
 use batchtune::train::GradientCheckpointing;
 use batchtune::trial::command::{CommandConfig, CommandExecutor, CommandSpec, Template};
 use batchtune::trial::process::{OomKills, Patience};
+use batchtune::trial::spec::{ProbeSchedule, recording_path};
 use batchtune::trial::{Executor, Interrupt, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec};
 use batchtune::units::Bytes;
 
-/// Updates of a probe: the first makes the optimizer's state, two that are alike follow, an evaluation pass comes after the
-/// fourth.
-const PROBE_STEPS: u32 = 7;
 /// Halvings until a limit is known to about a MiB.
 const HALVINGS: u32 = 14;
 
@@ -139,7 +137,9 @@ impl Rig {
         let mut probes = Vec::new();
         for [batch_size, length] in shapes.iter().copied() {
             let length_of_trial = Some(usize::try_from(length).unwrap());
-            let spec = TrialSpec { length: length_of_trial, ..self.trial(Purpose::Probe, batch_size, PROBE_STEPS) };
+            let spec = TrialSpec { length: length_of_trial, ..self.trial(Purpose::Probe, batch_size, 0) };
+            let steps = ProbeSchedule::of(&spec).updates;
+            let spec = TrialSpec { warmup_steps: 0, steps, ..spec };
             let events =
                 self.record(&spec).map_err(|error| format!("the probe at {batch_size} × {length}: {error}"))?;
             probes.push(([batch_size, length], events));
@@ -158,7 +158,7 @@ impl Rig {
         if record.outcome != Outcome::Completed {
             return Err(record.outcome.to_string());
         }
-        let path = spec.trace_path(self.folder.path());
+        let path = recording_path(self.folder.path(), spec);
         let trace = std::fs::read(&path).map_err(|error| error.to_string())?;
         if let Some(kept) = &self.traces {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -198,7 +198,7 @@ pub(crate) fn forecast(
     limit_bytes: u64,
 ) -> LongRunFigures {
     let shapes = run.shapes();
-    let long = LongRun { shapes: &shapes, evaluation: shapes[0], evaluate_every: None };
+    let long = LongRun::of(&shapes);
     let policy = Box::new(Native::with_settings(*settings, limit_bytes));
     play(forecaster.events(long).unwrap(), policy, &mut |_| ())
 }
@@ -206,7 +206,7 @@ pub(crate) fn forecast(
 /// In how many steps a recording of the run made as many allocations as forecast, and in how many of the same sizes.
 pub(crate) fn aligned_steps(forecaster: &ShapeForecaster, run: &Run, real: &[Event]) -> (usize, usize) {
     let shapes = run.shapes();
-    let long = LongRun { shapes: &shapes, evaluation: shapes[0], evaluate_every: None };
+    let long = LongRun::of(&shapes);
     let sizes = |events: Recorded| -> Vec<Vec<u64>> {
         let all: Vec<u64> = events.sizes().collect();
         let steps = events.parts().iter().filter(|part| part.kind == PartKind::Step);

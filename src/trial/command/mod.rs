@@ -24,7 +24,7 @@ use super::executor::{Executor, ExecutorError, Interrupt, Observation};
 use super::outcome::{Measurement, Outcome, TrialRecord};
 use super::process::{OomKills, Patience};
 use super::spawn::{GpuBaseline, GpuUse, Launch, Running, SpawnError, Spawner, Start};
-use super::spec::TrialSpec;
+use super::spec::{TrialSpec, recording_path};
 use crate::device::nvml::CardId;
 use crate::device::visible::VISIBLE_DEVICES;
 use crate::device::{DeviceChoice, DeviceFacts};
@@ -258,7 +258,7 @@ impl CommandExecutor {
         if told.hello.is_none() || !told.has_trace {
             return failed("the program recorded no allocations, so nothing can be forecast from it".to_owned());
         }
-        let path = spec.trace_path(&self.config.scratch);
+        let path = recording_path(&self.config.scratch, spec);
         let sampled = told.series.samples.iter().map(|sample| sample.peak_allocated_bytes);
         let beside = Beside { accumulation: spec.accumulation(), sampled_peak_bytes: sampled.max().unwrap_or(0) };
         match trace::convert(&files.snapshot, &told.marks, beside, &path) {
