@@ -161,6 +161,9 @@ impl<'a> Running<'a> {
         }
         for record in finished {
             // A probe whose recording is lost has to run again.
+            if let Some(outlook) = &record.outlook {
+                running.foretold(record.spec.point.clone(), outlook.clone());
+            }
             if running.learn(&record) {
                 let verdict = running.judge(&record);
                 running.history.tell(JudgedTrial { record, verdict });
