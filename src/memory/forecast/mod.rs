@@ -50,6 +50,7 @@ pub mod report;
 pub mod run;
 pub mod shape;
 pub mod size;
+pub mod tuning;
 
 #[cfg(test)]
 mod tests;
