@@ -39,6 +39,7 @@
 
 pub mod align;
 mod basis;
+pub mod batching;
 pub mod curve;
 mod forecaster;
 mod largest;
@@ -52,6 +53,8 @@ pub mod shape;
 pub mod size;
 pub mod tuning;
 
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -31,6 +31,7 @@
 mod candidate;
 mod choice;
 mod live;
+mod played;
 mod reason;
 mod search;
 mod supervised;
@@ -42,6 +43,7 @@ use serde::Serialize;
 
 pub use candidate::{Allocator, Candidate};
 pub use choice::MANY_CALLS;
+pub(super) use played::{Bounds, play_under};
 pub use search::tune;
 
 use super::ForecastError;
@@ -79,6 +81,18 @@ pub enum Stage {
     Together,
     /// The cache handed back every so many steps.
     Releases,
+}
+
+impl Stage {
+    /// What is tried in it, for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Baseline => "as it is",
+            Self::Single => "one setting changed",
+            Self::Together => "settings together",
+            Self::Releases => "releases of the cache",
+        }
+    }
 }
 
 /// How a play ended.
@@ -137,8 +151,8 @@ impl Tuning {
 
 /// Who looks on.
 pub trait Observer: Sync {
-    /// A stage begins, with so many plays.
-    fn stage(&self, stage: Stage, plays: usize);
+    /// Something is begun that takes so many steps at most.
+    fn begin(&self, what: &'static str, steps: u64);
 
     /// Steps that were played, or need not be.
     fn steps(&self, count: u32);
@@ -152,7 +166,7 @@ pub trait Observer: Sync {
 pub struct Unobserved;
 
 impl Observer for Unobserved {
-    fn stage(&self, _stage: Stage, _plays: usize) {}
+    fn begin(&self, _what: &'static str, _steps: u64) {}
 
     fn steps(&self, _count: u32) {}
 

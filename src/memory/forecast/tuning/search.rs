@@ -3,13 +3,13 @@
 use super::candidate::{APPROXIMATE_DIVISOR, Allocator, Axis, Candidate, TRIM_EVERY_STEPS, combinations, neighbours};
 use super::choice::{best, bound_bytes, margin_bytes, standing};
 use super::live::Live;
+use super::played::{Bounds, Watched, play_to, play_under};
 use super::reason::Told;
-use super::supervised::{Stop, Supervised};
+use super::supervised::Stop;
 use super::{Ending, MAX_PLAYS, Observer, Stage, Task, Tried, TuneError, Tuning, reason};
-use crate::memory::forecast::long_run::{LongRunEnd, LongRunFigures};
+use crate::memory::forecast::long_run::LongRunEnd;
 use crate::memory::parallel::in_parallel;
-use crate::memory::policy::native::Native;
-use crate::memory::policy::{AllocConf, Backend, Policy};
+use crate::memory::policy::{AllocConf, Backend};
 
 /// Ways to cut segments that are tried in company.
 const BEST_CUTS: usize = 2;
@@ -21,8 +21,10 @@ pub fn tune(task: &Task<'_>, observer: &dyn Observer) -> Result<Tuning, TuneErro
     let Some(baseline) = search.tried.first() else { return Err(TuneError::Interrupted) };
     search.margin_bytes = margin_bytes(task.limit_bytes, baseline);
     if baseline.ending == Ending::OutOfMemory {
-        observer.stage(Stage::Baseline, 1);
-        search.hopeless = search.play_to(Box::new(Live::new(task.limit_bytes)), &Stop::default())?.out_of_memory;
+        observer.begin("what is live", u64::from(task.steps));
+        let live = Box::new(Live::new(task.limit_bytes));
+        search.hopeless =
+            play_to(task.play, live, task.steps, &Watched { observer, stop: Stop::default() })?.out_of_memory;
     }
     let has_limit = task.limit_bytes < u64::MAX;
     if !search.is_settled() {
@@ -50,7 +52,7 @@ impl Search<'_> {
     /// Plays the candidates of a stage side by side.
     fn run(&mut self, stage: Stage, mut candidates: Vec<Candidate>) -> Result<(), TuneError> {
         candidates.truncate(MAX_PLAYS.saturating_sub(self.tried.len()));
-        self.observer.stage(stage, candidates.len());
+        self.observer.begin(stage.name(), u64::from(self.task.steps) * candidates.len() as u64);
         let bound_bytes = bound_bytes(&self.tried, self.margin_bytes);
         let tried = in_parallel(&candidates, |candidate| self.play(stage, candidate, bound_bytes))?;
         self.tried.extend(tried);
@@ -58,34 +60,14 @@ impl Search<'_> {
     }
 
     fn play(&self, stage: Stage, candidate: &Candidate, bound_bytes: u64) -> Result<Tried, TuneError> {
-        let stop = Stop::default();
-        let native = Native::with_settings(candidate.settings(), self.limit_bytes(stage, candidate));
-        let policy = Supervised::new(native, candidate.trim_every, bound_bytes, stop.clone());
-        let figures = self.play_to(Box::new(policy), &stop)?;
-        let (ending, out_of_memory) = match figures.out_of_memory {
-            _ if stop.is_outdone() => (Ending::Outdone, None),
-            Some(end) => (Ending::OutOfMemory, Some(end)),
-            None => (Ending::Survived, None),
-        };
-        let figures = LongRunFigures { out_of_memory, ..figures };
+        let limit_bytes = self.limit_bytes(stage, candidate);
+        let (ending, figures) = play_under(
+            self.task.play,
+            candidate,
+            Bounds { limit_bytes, bound_bytes, steps: self.task.steps },
+            self.observer,
+        )?;
         Ok(Tried { stage, candidate: candidate.clone(), ending, figures })
-    }
-
-    /// Plays the whole run, unless somebody wants to leave.
-    fn play_to(&self, policy: Box<dyn Policy>, stop: &Stop) -> Result<LongRunFigures, TuneError> {
-        let mut heard = 0;
-        let figures = (self.task.play)(policy, &mut |_| {
-            heard += 1;
-            self.observer.steps(1);
-            if self.observer.wants_to_leave() {
-                stop.want();
-            }
-        })?;
-        if stop.is_wanted() {
-            return Err(TuneError::Interrupted);
-        }
-        self.observer.steps(self.task.steps.saturating_sub(heard));
-        Ok(figures)
     }
 
     /// C, less what a model that may err could be off by. The baseline is held to C itself, as everywhere.

@@ -1,91 +1,17 @@
 //! The search on made programs.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::supervised::{Stop, Supervised};
 use super::*;
-use crate::memory::event::{Event, Mark, Ordinal, Phase, Stream};
+use crate::memory::event::{Event, Mark};
 use crate::memory::forecast::long_run::play;
-use crate::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::shape::{LongRun, Shape};
+use crate::memory::forecast::testing::{FRAGMENTING, Program};
 use crate::memory::player::Player;
 use crate::memory::policy::native::Native;
 use crate::memory::policy::{ReleaseThreshold, Settings};
 use crate::units::MIB;
-
-/// A made program. A step computes on tensors of its shape and drops them; what is staged stays on for some steps and lies
-/// between them.
-#[derive(Clone, Copy, Debug)]
-struct Program {
-    /// Bytes of a staged batch for each token.
-    staged_bytes: u64,
-    /// Steps that a batch is staged ahead.
-    ahead: usize,
-    /// Bytes of each activation for each token.
-    activation_bytes: u64,
-}
-
-impl Program {
-    fn record(self, shapes: &[(u64, u64)]) -> Vec<Event> {
-        let mut recorder = Recorder::default();
-        recorder.alloc(30 * MIB);
-        let mut staged = VecDeque::new();
-        let mut loads = shapes.iter();
-        for (step, (b, t)) in shapes.iter().enumerate() {
-            recorder.mark(Mark::Step(u32::try_from(step).unwrap()));
-            while staged.len() <= self.ahead {
-                recorder.mark(Mark::Phase(Phase::Load));
-                let (b, t) = loads.next().unwrap_or(&shapes[shapes.len() - 1]);
-                staged.push_back(recorder.alloc(self.staged_bytes * b * t));
-            }
-            recorder.mark(Mark::Phase(Phase::Forward));
-            let kept: Vec<Ordinal> =
-                (1..=4).map(|layer| recorder.alloc(layer * self.activation_bytes * b * t)).collect();
-            let scores = recorder.alloc(8 * b * t * t);
-            recorder.mark(Mark::Phase(Phase::Backward));
-            recorder.free(scores);
-            kept.into_iter().rev().for_each(|one| recorder.free(one));
-            recorder.mark(Mark::Phase(Phase::Optimizer));
-            if step == 0 {
-                recorder.alloc(60 * MIB);
-            }
-            recorder.free(staged.pop_front().unwrap());
-        }
-        recorder.events
-    }
-
-    fn forecaster(self) -> ShapeForecaster {
-        let shapes = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
-        let recordings: Vec<_> = shapes.iter().map(|shape| self.record(&[*shape; 5])).collect();
-        let probes: Vec<_> = shapes
-            .iter()
-            .zip(&recordings)
-            .map(|((b, t), events)| ShapeProbe { shape: Shape::of([*b, *t]), events })
-            .collect();
-        ShapeForecaster::new(&probes).unwrap()
-    }
-}
-
-#[derive(Default)]
-struct Recorder {
-    events: Vec<Event>,
-    next: u64,
-}
-
-impl Recorder {
-    fn alloc(&mut self, bytes: u64) -> Ordinal {
-        let ordinal = Ordinal(self.next);
-        self.next += 1;
-        self.events.push(Event::Alloc { ordinal, bytes, stream: Stream(0) });
-        ordinal
-    }
-    fn free(&mut self, ordinal: Ordinal) {
-        self.events.push(Event::Free { ordinal });
-    }
-    fn mark(&mut self, mark: Mark) {
-        self.events.push(Event::Mark(mark));
-    }
-}
 
 /// Lengths of 40 to 500 in no order.
 fn varying(count: u64) -> Vec<Shape> {
@@ -104,9 +30,6 @@ fn tuned(program: Program, shapes: &[Shape], baseline: Candidate, limit_bytes: u
 fn defaults() -> Candidate {
     Candidate::of(Allocator::Pytorch("".parse().unwrap()))
 }
-
-/// Runs out under the defaults, and not with segments that grow.
-const FRAGMENTING: Program = Program { staged_bytes: 2048, ahead: 2, activation_bytes: 4096 };
 
 /// A program as it really runs, under a setting: the step in which it runs out.
 fn really(program: Program, shapes: &[Shape], candidate: &Candidate, limit_bytes: u64) -> Option<u32> {
@@ -231,7 +154,7 @@ struct Impatient {
 }
 
 impl Observer for Impatient {
-    fn stage(&self, _stage: Stage, _plays: usize) {}
+    fn begin(&self, _what: &'static str, _steps: u64) {}
 
     fn steps(&self, count: u32) {
         self.steps.fetch_add(count, Ordering::Relaxed);
