@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use serde::Serialize;
 
 use super::{Batches, Batching, Lengths};
+use crate::memory::forecast::shape::{RunShapes, Shape};
 use crate::memory::policy::FastHash;
 
 /// The steps of a run in figures.
@@ -72,6 +73,23 @@ impl Outline {
         }
         let steps = u128::from(samples) * u128::from(self.steps);
         u64::try_from(steps.div_ceil(u128::from(self.samples))).unwrap_or(u64::MAX)
+    }
+}
+
+/// The batches as the two axes of a forecast: samples and length.
+impl RunShapes for Outline {
+    fn len(&self) -> usize {
+        self.batches.len()
+    }
+
+    /// A run that is rounded up to whole updates goes on with its last batch.
+    fn shape(&self, step: usize) -> Shape {
+        let (samples, length) = self.batches.get(step).or(self.batches.last()).copied().unwrap_or((1, 1));
+        Shape::of([samples, length].map(u64::from))
+    }
+
+    fn period(&self) -> Option<usize> {
+        (self.shapes == 1).then_some(1)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::memory::forecast::long_run::play;
-use crate::memory::forecast::shape::{LongRun, Shape};
+use crate::memory::forecast::shape::LongRun;
 use crate::memory::forecast::testing::FRAGMENTING;
 use crate::memory::forecast::tuning::{Allocator, Candidate, Unobserved};
 use crate::memory::policy::Policy;
@@ -16,10 +16,7 @@ fn lengths() -> Vec<u64> {
 fn remedied(limit_bytes: u64, others: Option<&[Batching]>) -> Remedies {
     let (forecaster, lengths) = (FRAGMENTING.forecaster(), lengths());
     let play = |outline: &Outline, policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| {
-        let shapes: Vec<Shape> =
-            outline.batches.iter().map(|(samples, length)| Shape::of([*samples, *length].map(u64::from))).collect();
-        let long = LongRun { shapes: &shapes, evaluation: shapes[0], evaluate_every: None };
-        Ok(play(forecaster.events(long)?, policy, on_step))
+        Ok(play(forecaster.events(LongRun::of(outline))?, policy, on_step))
     };
     let (batching, steps) = (Batching::of(8), 200);
     let usual = standard(batching, &lengths, &Outline::of_steps(batching, &lengths, steps));
@@ -77,7 +74,7 @@ fn the_usual_ways_are_compared_with_the_run_as_it_is() {
 #[test]
 fn grouping_by_length_heals_a_run_that_fragments_to_death() {
     let grouped = Batching { order: Order::ByLength, ..Batching::of(8) };
-    let found = remedied(400 * MIB, Some(&[grouped]));
+    let found = remedied(316 * MIB, Some(&[grouped]));
     let [as_it_is, grouped] = found.ways.as_slice() else { panic!("two ways") };
     let end = as_it_is.run.out_of_memory.expect("the cache of odd sizes outgrows the limit");
     assert!(!as_it_is.figures.survives && grouped.figures.survives, "{}", grouped.reason);
@@ -88,7 +85,7 @@ fn grouping_by_length_heals_a_run_that_fragments_to_death() {
 
 #[test]
 fn what_pads_much_more_is_no_remedy_while_the_run_survives() {
-    let padded = Batching { pad_to: 400, order: Order::ByLength, ..Batching::of(8) };
+    let padded = Batching { pad_to: 512, ..Batching::of(8) };
     let as_it_is = Batching { order: Order::ByLength, ..Batching::of(8) };
     let found = remedied(u64::MAX, Some(&[as_it_is, padded]));
     assert!(found.ways[2].figures.padding_share > Some(0.5));

@@ -24,8 +24,14 @@ pub(super) fn is_busy(tried: &Tried) -> bool {
     tried.figures.device_calls > MANY_CALLS.max(u64::from(tried.figures.steps))
 }
 
-fn survives(tried: &Tried) -> bool {
-    tried.ending == Ending::Survived
+/// What comes before what, whatever it holds; `None` for what does not survive.
+fn class(tried: &Tried) -> Option<(bool, bool)> {
+    (tried.ending == Ending::Survived).then(|| (tried.breach.is_some(), is_busy(tried)))
+}
+
+/// Whether nothing but memory is to be said against it.
+fn is_sound(tried: &Tried) -> bool {
+    class(tried) == Some((false, false))
 }
 
 /// V at its highest, with the error that its model may have against those that are exact.
@@ -41,9 +47,8 @@ fn reserved(tried: &Tried) -> u64 {
 /// The place of the best; `None` where none survives. The first is the baseline, which wins ties.
 pub(super) fn best(tried: &[Tried], margin_bytes: u64) -> Option<usize> {
     let baseline = tried.first()?;
-    let is_calm = |tried: &Tried| survives(tried) && !is_busy(tried);
-    let has_calm = tried.iter().any(is_calm);
-    let eligible = || tried.iter().enumerate().filter(|(_, one)| if has_calm { is_calm(one) } else { survives(one) });
+    let class = tried.iter().filter_map(class).min()?;
+    let eligible = || tried.iter().enumerate().filter(|(_, one)| self::class(one) == Some(class));
     let least = eligible().map(|(_, one)| reserved(one)).min()?;
     let close = || eligible().filter(|(_, one)| reserved(one) <= least.saturating_add(margin_bytes));
     if close().any(|(_, one)| one.stage == Stage::Baseline) {
@@ -59,19 +64,19 @@ pub(super) fn best(tried: &[Tried], margin_bytes: u64) -> Option<usize> {
 
 /// V above which no further play can be the best.
 pub(super) fn bound_bytes(tried: &[Tried], margin_bytes: u64) -> u64 {
-    let calm = || tried.iter().filter(|one| survives(one) && !is_busy(one));
-    let Some(least) = calm().map(reserved).min() else { return u64::MAX };
+    let sound = || tried.iter().filter(|one| is_sound(one));
+    let Some(least) = sound().map(reserved).min() else { return u64::MAX };
     // What is not better than the baseline by the margin ties with it.
     let to_beat =
-        calm().filter(|one| one.stage == Stage::Baseline).map(|one| reserved(one).saturating_sub(margin_bytes));
+        sound().filter(|one| one.stage == Stage::Baseline).map(|one| reserved(one).saturating_sub(margin_bytes));
     to_beat.chain([least.saturating_add(margin_bytes)]).min().unwrap_or(u64::MAX)
 }
 
 /// What the better of two sorts before: survivors by what they hold, then the others by how far they got.
-pub(super) fn standing(tried: &Tried) -> (u8, u64) {
+pub(super) fn standing(tried: &Tried) -> (u8, bool, u64) {
     match tried.ending {
-        Ending::Survived => (0, reserved(tried)),
-        Ending::Outdone => (1, 0),
-        Ending::OutOfMemory => (2, u64::from(u32::MAX - tried.figures.steps)),
+        Ending::Survived => (0, tried.breach.is_some(), reserved(tried)),
+        Ending::Outdone => (1, false, 0),
+        Ending::OutOfMemory => (2, false, u64::from(u32::MAX - tried.figures.steps)),
     }
 }

@@ -18,11 +18,11 @@
 //!    step. That takes a line in the training loop and calls to the device, so it comes last.
 //!
 //! # What is best
-//! What survives the limit comes first, then what holds the least (V at its highest), then what calls the device least,
+//! What survives the limit and keeps the [terms](Task::terms) comes first, then what holds the least (V at its highest), then what calls the device least,
 //! then what changes least. Differences in V under 1 % of the limit are none, and the baseline wins every tie. The model of
 //! the driver's pool may err; it has to be better than the exact ones by more than that. What goes to
 //! the device [in every step](MANY_CALLS) buys its memory with time, each call being a wait of 0.1-1 ms: it wins only where
-//! nothing else survives.
+//! nothing else does.
 //!
 //! Plays of a stage run side by side. Each ends at its first request that fails, or as soon as it holds more than the
 //! stages before have shown to be needed; what plays beside it has no say in that, so the answer and the table are the
@@ -47,7 +47,7 @@ pub(super) use played::{Bounds, play_under};
 pub use search::tune;
 
 use super::ForecastError;
-use super::long_run::LongRunFigures;
+use super::long_run::{Breach, LongRunFigures, Terms};
 use crate::memory::policy::Policy;
 
 /// The most plays of a search.
@@ -67,6 +67,8 @@ pub struct Task<'a> {
     pub limit_bytes: u64,
     /// Steps of the run.
     pub steps: u32,
+    /// What the run is held to beside the limit: a setting under which it breaks these is taken only where none keeps them.
+    pub terms: Option<Terms>,
 }
 
 /// A part of the search.
@@ -117,6 +119,8 @@ pub struct Tried {
     pub candidate: Candidate,
     /// How it ended.
     pub ending: Ending,
+    /// What it breaks of the terms, though it may come to its end.
+    pub breach: Option<Breach>,
     /// Its figures. Only the baseline and the choice keep their series.
     pub figures: LongRunFigures,
 }

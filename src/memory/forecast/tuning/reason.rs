@@ -48,6 +48,12 @@ fn of_baseline(tried: &[Tried], baseline: &Tried) -> String {
     let figures = &baseline.figures;
     let (held, needed) = (Bytes(figures.peak_reserved_bytes), Bytes(figures.peak_allocated_bytes));
     match tried.len() {
+        // Nothing keeps the terms where the baseline breaks them and is best.
+        _ if baseline.breach.is_some() => format!(
+            "`{}` stays, since no other setting does better: {}",
+            baseline.candidate,
+            baseline.breach.as_ref().map(ToString::to_string).unwrap_or_default()
+        ),
         0 | 1 => format!(
             "`{}` stays: it holds {held} where {needed} are live at once, and what no setting can save is no gain",
             baseline.candidate
@@ -80,7 +86,12 @@ fn of_change(choice: &Tried, baseline: &Tried) -> String {
             baseline.candidate,
             end.step
         ),
-        _ if is_busy(baseline) => format!(
+        _ if baseline.breach.is_some() && choice.breach.is_none() => format!(
+            "{held}; under `{}`: {}{busy}",
+            baseline.candidate,
+            baseline.breach.as_ref().map(ToString::to_string).unwrap_or_default()
+        ),
+        _ if is_busy(baseline) && !is_busy(choice) => format!(
             "{held}; `{}` goes to the device {} times in {}{busy}",
             baseline.candidate,
             baseline.figures.device_calls,

@@ -7,7 +7,7 @@ use super::played::{Bounds, Watched, play_to, play_under};
 use super::reason::Told;
 use super::supervised::Stop;
 use super::{Ending, MAX_PLAYS, Observer, Stage, Task, Tried, TuneError, Tuning, reason};
-use crate::memory::forecast::long_run::LongRunEnd;
+use crate::memory::forecast::long_run::{Breach, LongRunEnd, judge};
 use crate::memory::parallel::in_parallel;
 use crate::memory::policy::{AllocConf, Backend};
 
@@ -67,7 +67,10 @@ impl Search<'_> {
             Bounds { limit_bytes, bound_bytes, steps: self.task.steps },
             self.observer,
         )?;
-        Ok(Tried { stage, candidate: candidate.clone(), ending, figures })
+        let breach = self.task.terms.and_then(|terms| judge(&figures, &terms));
+        // What was cut short broke nothing yet, and running out is an ending.
+        let breach = breach.filter(|breach| ending == Ending::Survived && !matches!(breach, Breach::OutOfMemory(_)));
+        Ok(Tried { stage, candidate: candidate.clone(), ending, breach, figures })
     }
 
     /// C, less what a model that may err could be off by. The baseline is held to C itself, as everywhere.

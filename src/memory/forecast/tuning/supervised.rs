@@ -110,6 +110,13 @@ impl Policy for Supervised {
     fn reset_peaks(&mut self) {
         self.inner.reset_peaks();
     }
+
+    /// Two states are alike only where the next release is as many steps away.
+    fn fingerprint(&self) -> Option<u64> {
+        let since_release = self.trim_every.map_or(0, |every| self.steps % every.max(1));
+        // As the hash of a pair: an odd constant (2^64 / golden ratio) keeps the two apart.
+        Some(self.inner.fingerprint()?.rotate_left(17) ^ u64::from(since_release).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
 }
 
 #[cfg(test)]

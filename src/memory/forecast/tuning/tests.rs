@@ -20,11 +20,11 @@ fn varying(count: u64) -> Vec<Shape> {
 
 fn tuned(program: Program, shapes: &[Shape], baseline: Candidate, limit_bytes: u64) -> Tuning {
     let forecaster = program.forecaster();
-    let long = LongRun { shapes, evaluation: shapes[0], evaluate_every: None };
+    let long = LongRun::of(&shapes);
     let play =
         |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| Ok(play(forecaster.events(long)?, policy, on_step));
     let steps = u32::try_from(shapes.len()).unwrap();
-    tune(&Task { play: &play, baseline, limit_bytes, steps }, &Unobserved).unwrap()
+    tune(&Task { play: &play, baseline, limit_bytes, steps, terms: None }, &Unobserved).unwrap()
 }
 
 fn defaults() -> Candidate {
@@ -168,10 +168,10 @@ impl Observer for Impatient {
 #[test]
 fn a_search_can_be_left_and_otherwise_counts_every_step() {
     let (forecaster, shapes) = (FRAGMENTING.forecaster(), varying(50));
-    let long = LongRun { shapes: &shapes, evaluation: shapes[0], evaluate_every: None };
+    let long = LongRun::of(&shapes);
     let play =
         |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| Ok(play(forecaster.events(long)?, policy, on_step));
-    let task = Task { play: &play, baseline: defaults(), limit_bytes: 290 * MIB, steps: 50 };
+    let task = Task { play: &play, baseline: defaults(), limit_bytes: 290 * MIB, steps: 50, terms: None };
     for patience in [3, 120] {
         let observer = Impatient { steps: AtomicU32::new(0), patience };
         assert_eq!(tune(&task, &observer), Err(TuneError::Interrupted));
