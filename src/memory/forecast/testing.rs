@@ -4,7 +4,11 @@ use std::collections::VecDeque;
 
 use super::shape::{Shape, ShapeForecaster, ShapeProbe};
 use crate::memory::event::{Event, Mark, Ordinal, Phase, Stream};
+use crate::memory::trace::file::{TraceHeader, TraceWriter};
 use crate::units::MIB;
+
+/// Where it is probed: samples and length.
+pub(super) const PROBES: [(u64, u64); 7] = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
 
 /// Runs out under the defaults, and not with segments that grow.
 pub(super) const FRAGMENTING: Program = Program { staged_bytes: 2048, ahead: 2, activation_bytes: 4096 };
@@ -51,7 +55,7 @@ impl Program {
     }
 
     pub(super) fn forecaster(self) -> ShapeForecaster {
-        let shapes = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
+        let shapes = PROBES;
         let recordings: Vec<_> = shapes.iter().map(|shape| self.record(&[*shape; 5])).collect();
         let probes: Vec<_> = shapes
             .iter()
@@ -80,5 +84,22 @@ impl Recorder {
     }
     fn mark(&mut self, mark: Mark) {
         self.events.push(Event::Mark(mark));
+    }
+}
+
+/// The traces in `tests/fixtures/forecast/made/`, which the command line is tested with, are this program's.
+/// `BATCHTUNE_WRITE_FIXTURES=1 cargo test --lib made_program` writes them anew.
+#[test]
+fn the_fixtures_are_of_the_made_program() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/forecast/made");
+    for (b, t) in PROBES {
+        let mut writer = TraceWriter::new(Vec::new(), &TraceHeader::default()).unwrap();
+        writer.write(&FRAGMENTING.record(&[(b, t); 5])).unwrap();
+        let (trace, path) = (writer.finish().unwrap(), folder.join(format!("b{b}_t{t}.trace")));
+        if std::env::var_os("BATCHTUNE_WRITE_FIXTURES").is_some() {
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(&path, &trace).unwrap();
+        }
+        assert!(std::fs::read(&path).unwrap() == trace, "{}", path.display());
     }
 }

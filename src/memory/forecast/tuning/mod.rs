@@ -43,7 +43,8 @@ use serde::Serialize;
 
 pub use candidate::{Allocator, Candidate};
 pub use choice::MANY_CALLS;
-pub(super) use played::{Bounds, play_under};
+pub(super) use played::play_under;
+pub use played::{Bounds, play_all};
 pub use search::tune;
 
 use super::ForecastError;

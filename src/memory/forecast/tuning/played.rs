@@ -4,18 +4,19 @@ use super::candidate::Candidate;
 use super::supervised::{Stop, Supervised};
 use super::{Ending, Observer, Play, TuneError};
 use crate::memory::forecast::long_run::LongRunFigures;
+use crate::memory::parallel::in_parallel;
 use crate::memory::policy::Policy;
 use crate::memory::policy::native::Native;
 
 /// What a play is held to.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::memory::forecast) struct Bounds {
+pub struct Bounds {
     /// C; `u64::MAX` is none.
-    pub(in crate::memory::forecast) limit_bytes: u64,
+    pub limit_bytes: u64,
     /// V above which it cannot win; `u64::MAX` is none.
-    pub(in crate::memory::forecast) bound_bytes: u64,
+    pub bound_bytes: u64,
     /// Steps of the run.
-    pub(in crate::memory::forecast) steps: u32,
+    pub steps: u32,
 }
 
 /// Who looks on, and how to tell the play that they leave.
@@ -41,6 +42,17 @@ pub(in crate::memory::forecast) fn play_under(
         None => (Ending::Survived, None),
     };
     Ok((ending, LongRunFigures { out_of_memory, ..figures }))
+}
+
+/// Plays the run under several settings side by side, each to its end.
+pub fn play_all(
+    play: Play<'_>,
+    candidates: &[Candidate],
+    bounds: Bounds,
+    observer: &dyn Observer,
+) -> Result<Vec<LongRunFigures>, TuneError> {
+    observer.begin("as asked for", u64::from(bounds.steps) * candidates.len() as u64);
+    in_parallel(candidates, |candidate| Ok(play_under(play, candidate, bounds, observer)?.1))
 }
 
 /// Plays the run of so many steps to a policy, unless somebody wants to leave.
