@@ -13,31 +13,31 @@ pub(super) struct Live {
     limit_bytes: u64,
     blocks: HashMap<u64, u64, FastHash>,
     next: u64,
-    live_bytes: u64,
+    held_bytes: u64,
     peak_bytes: u64,
     failed: u64,
 }
 
 impl Live {
     pub(super) fn new(limit_bytes: u64) -> Self {
-        Self { limit_bytes, blocks: HashMap::default(), next: 0, live_bytes: 0, peak_bytes: 0, failed: 0 }
+        Self { limit_bytes, blocks: HashMap::default(), next: 0, held_bytes: 0, peak_bytes: 0, failed: 0 }
     }
 }
 
 impl Policy for Live {
     fn allocate(&mut self, bytes: u64, _stream: Stream) -> Result<Address, OutOfMemory> {
         let rounded = Settings::default().round(bytes);
-        let total = rounded.and_then(|rounded| self.live_bytes.checked_add(rounded));
+        let total = rounded.and_then(|rounded| self.held_bytes.checked_add(rounded));
         let (Some(rounded), Some(total)) = (rounded, total.filter(|total| *total <= self.limit_bytes)) else {
             self.failed += 1;
             return Err(OutOfMemory {
                 requested_bytes: bytes,
-                allocated_bytes: self.live_bytes,
-                reserved_bytes: self.live_bytes,
+                allocated_bytes: self.held_bytes,
+                reserved_bytes: self.held_bytes,
                 limit_bytes: self.limit_bytes,
             });
         };
-        self.live_bytes = total;
+        self.held_bytes = total;
         self.peak_bytes = self.peak_bytes.max(total);
         self.next += 1;
         self.blocks.insert(self.next, rounded);
@@ -47,17 +47,17 @@ impl Policy for Live {
     fn free_requested(&mut self, _address: Address) {}
 
     fn free(&mut self, address: Address) {
-        self.live_bytes -= self.blocks.remove(&address.0).unwrap_or(0);
+        self.held_bytes -= self.blocks.remove(&address.0).unwrap_or(0);
     }
 
     fn release_cached(&mut self) {}
 
     fn state(&self) -> PoolState {
-        let free_bytes = self.limit_bytes.saturating_sub(self.live_bytes);
+        let free_bytes = self.limit_bytes.saturating_sub(self.held_bytes);
         PoolState {
-            allocated_bytes: self.live_bytes,
-            requested_bytes: self.live_bytes,
-            reserved_bytes: self.live_bytes,
+            allocated_bytes: self.held_bytes,
+            requested_bytes: self.held_bytes,
+            reserved_bytes: self.held_bytes,
             limit_bytes: self.limit_bytes,
             peak_allocated_bytes: self.peak_bytes,
             peak_reserved_bytes: self.peak_bytes,
@@ -72,7 +72,7 @@ impl Policy for Live {
     }
 
     fn reset_peaks(&mut self) {
-        self.peak_bytes = self.live_bytes;
+        self.peak_bytes = self.held_bytes;
     }
 }
 
