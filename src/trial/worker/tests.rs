@@ -203,6 +203,9 @@ impl Training for FakeTrainer {
     fn unreached(&self) -> &[String] {
         &self.unreached
     }
+    fn rehearse_checkpoint(&self, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
+        phase(session, Phase::Checkpoint).map(|_| 64)
+    }
     fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
         fs::write(path, [0; 64]).map_err(|error| StepError::Workload(error.to_string()))?;
         if self.script.checkpoint_fails {
@@ -318,6 +321,7 @@ fn spec(purpose: Purpose, steps: u32) -> TrialSpec {
         warmup_steps: 1,
         steps,
         sample_every: 3,
+        length: None,
     }
 }
 
@@ -383,23 +387,20 @@ fn a_trial_steps_updates_and_samples_in_order() {
     assert!(told.clean && measurement.samples_per_second > 0.0);
 }
 
-/// A probe of four updates of two steps.
+/// A probe of five updates of two steps.
 fn probe() -> TrialSpec {
-    TrialSpec { warmup_steps: 2, steps: 6, ..spec(Purpose::Probe, 6) }
+    TrialSpec { warmup_steps: 2, steps: 8, ..spec(Purpose::Probe, 8) }
 }
 
 #[test]
-fn a_probe_is_evaluated_after_its_third_update_and_leaves_a_whole_recording() {
+fn a_probe_is_evaluated_after_its_fourth_update_and_leaves_a_whole_recording() {
     let told = run(&probe(), &Script::default());
     assert_eq!(told.outcome, Outcome::Completed);
-    assert_eq!((told.steps(), told.count("optimizer")), (8, 4));
+    assert_eq!((told.steps(), told.count("optimizer")), (10, 5));
     let calls = told.calls.join(", ");
     assert!(calls.starts_with("sink, begin without C, build"), "{calls}");
-    assert!(
-        calls.contains("step 5, load, forward, backward, optimizer, sample 6 Estimate, load, evaluation"),
-        "{calls}"
-    );
-    assert!(calls.contains("evaluation, step 6"), "{calls}");
+    assert!(calls.contains("step 7, load, forward, backward, optimizer, load, evaluation"), "{calls}");
+    assert!(calls.contains("evaluation, step 8"), "{calls}");
     let written = std::fs::read(trace_path(told.scratch.path(), &probe().point)).unwrap();
     assert!(crate::memory::trace::file::read(&written).is_ok());
     assert_eq!(std::fs::read_dir(told.scratch.path()).unwrap().count(), 1, "no draft stays");
