@@ -39,6 +39,7 @@
 
 pub mod align;
 mod basis;
+pub mod batching;
 pub mod curve;
 mod forecaster;
 mod largest;
@@ -50,7 +51,10 @@ pub mod report;
 pub mod run;
 pub mod shape;
 pub mod size;
+pub mod tuning;
 
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 
