@@ -136,7 +136,7 @@ impl Trial<'_> {
         self.warn_of_skipped(&feed.skipped())?;
         Ok(Measurement {
             has_batch_norm: training.has_batch_norm(),
-            training_samples: self.supplies.training_samples(),
+            training_samples: Some(self.supplies.training_samples()),
             ..self.series.measure(self.spec)
         })
     }
