@@ -18,7 +18,7 @@ use crate::memory::forecast::batching::{
 use crate::memory::forecast::long_run::{Breach, LongRunFigures, Terms, judge, play};
 use crate::memory::forecast::shape::{LongRun, Shape, ShapeError, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::tuning::{
-    Allocator, Bounds, Candidate, Observer, Task, TuneError, Tuning, play_all, tune,
+    Allocator, Bounds, Candidate, Observer, Reach, Task, TuneError, Tuning, play_all, tune,
 };
 use crate::memory::forecast::{ForecastError, Method};
 use crate::memory::policy::{AllocConf, Backend, Policy, ReleaseThreshold};
@@ -324,7 +324,10 @@ impl Source<'_> {
         let play = |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| self.play(outline, policy, on_step);
         let steps = u32::try_from(outline.steps).unwrap_or(u32::MAX);
         let (limit_bytes, terms) = (self.limit_bytes, Some(self.terms()));
-        let tuning = tune(&Task { play: &play, baseline: baseline.clone(), limit_bytes, steps, terms }, observer)?;
+        let tuning = tune(
+            &Task { play: &play, baseline: baseline.clone(), limit_bytes, steps, terms, reach: Reach::default() },
+            observer,
+        )?;
         let remedies_under = tuning.choice().map_or(baseline, |choice| choice.candidate.clone());
         let play = |outline: &Outline, policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| {
             self.play(outline, policy, on_step)
