@@ -39,7 +39,7 @@ impl Running<'_> {
             // Whoever ends this is heard when the next trial is asked for.
             let advice = self.knowledge.advise(&point, &self.history, &mut watch).unwrap_or_default();
             if !advice.is_empty() {
-                breach.reason.push_str(&format!(" (hint: {})", advice.join("; ")));
+                breach.reason = format!("{} (hint: {})", breach.reason, advice.join("; "));
             }
         }
         self.study.reporter.report(&Event::RunPlayed { point: point.clone(), outlook: outlook.clone() });

@@ -5,7 +5,7 @@
 //! is applied: padding costs compute and releases cost time, which is for the user to weigh.
 
 use super::Probed;
-use super::coming::{Coming, Setting};
+use super::coming::{Coming, Ended, Setting};
 use super::whole_run::Watch;
 use crate::data::run_shapes::RunShapes;
 use crate::data::{DataSpec, Padding};
@@ -42,7 +42,7 @@ impl Probed {
             let known = run.data.pad_to_multiple_of.unwrap_or(1);
             for multiple in MULTIPLES.into_iter().filter(|multiple| known < *multiple && *multiple < longest) {
                 let data = DataSpec { pad_to_multiple_of: Some(multiple), ..run.data.clone() };
-                if let Some(reserved_bytes) = reserved(&coming(&data), &settings, None, watch)? {
+                if let Some(reserved_bytes) = reserved(&coming(&data), &settings, None, watch).ok()? {
                     advice.push(lasts(&format!("data.pad_to_multiple_of: {multiple}"), reserved_bytes));
                     break;
                 }
@@ -52,7 +52,7 @@ impl Probed {
             let update = u32::try_from(point.accumulation_steps).unwrap_or(u32::MAX).max(1);
             let releases = [(Trim::EveryK, TRIM_EVERY_STEPS), (Trim::AfterUpdate, update)];
             for (trim, every) in releases {
-                if let Some(reserved_bytes) = reserved(&coming(&run.data), &settings, Some(every), watch)? {
+                if let Some(reserved_bytes) = reserved(&coming(&run.data), &settings, Some(every), watch).ok()? {
                     advice.push(lasts(&format!("memory.trim: {trim}"), reserved_bytes));
                     break;
                 }
@@ -68,16 +68,16 @@ fn reserved(
     settings: &[Setting],
     trim_every: Option<u32>,
     watch: &mut Watch<'_>,
-) -> Option<Option<u64>> {
+) -> Result<Option<u64>, Ended> {
     let mut highest = 0;
     for setting in settings {
         let candidate = Candidate { trim_every, ..Candidate::of(Allocator::Given(setting.settings)) };
         match coming.reserved_if_it_lasts(setting, candidate.policy(coming.limit_bytes), watch)? {
             Some(reserved_bytes) => highest = highest.max(reserved_bytes),
-            None => return Some(None),
+            None => return Ok(None),
         }
     }
-    Some(Some(highest))
+    Ok(Some(highest))
 }
 
 fn lasts(key: &str, reserved_bytes: u64) -> String {

@@ -28,6 +28,10 @@ pub(super) struct Setting {
     pub(super) rate_gates: bool,
 }
 
+/// Whoever follows a play has ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended;
+
 /// A run that is coming.
 pub(super) struct Coming<'a> {
     pub(super) run: &'a RunTerms,
@@ -79,17 +83,17 @@ impl Coming<'_> {
         self.figures_of(policy::with_settings(setting.settings, limit_bytes), progress)
     }
 
-    /// V at its highest under another policy, if the run lasts with it. `None` where `watch` ended it.
+    /// V at its highest under another policy, if the run lasts with it.
     pub(super) fn reserved_if_it_lasts(
         &self,
         setting: &Setting,
         policy: Box<dyn Policy>,
         watch: &mut Watch<'_>,
-    ) -> Option<Option<u64>> {
+    ) -> Result<Option<u64>, Ended> {
         let mut progress = Progress { watch, total: self.run.horizon_steps, done: 0, is_ended: false };
-        let figures = self.figures_of(policy, &mut progress)?;
+        let figures = self.figures_of(policy, &mut progress).ok_or(Ended)?;
         let lasting = figures.ok().filter(|figures| self.breach(setting, figures).is_none());
-        Some(lasting.map(|figures| figures.peak_reserved_bytes))
+        Ok(lasting.map(|figures| figures.peak_reserved_bytes))
     }
 
     fn figures_of(

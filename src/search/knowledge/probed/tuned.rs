@@ -4,8 +4,6 @@
 //! of full batches: as many as it takes for the cache to settle. The search is that of
 //! [`tuning`](crate::memory::forecast::tuning); what it finds is confirmed by real trials.
 
-use std::ops::Deref;
-
 use super::Probed;
 use crate::memory::forecast::Method;
 use crate::memory::forecast::long_run::{Terms, play};
@@ -34,7 +32,7 @@ impl Probed {
         let basis = self.basis_of_batches(point).ok().filter(|basis| basis.method == Method::Exact)?;
         let own: AllocConf = self.terms.alloc_conf.as_deref().unwrap_or_default().parse().ok()?;
         let shapes = vec![Shape::of([point.batch_size as u64]); STEPS as usize];
-        let forecaster = basis.forecaster.deref();
+        let forecaster = basis.forecaster.as_ref();
         let play = |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| {
             Ok(play(forecaster.events(LongRun::of(&shapes))?, policy, on_step))
         };
