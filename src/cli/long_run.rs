@@ -245,7 +245,8 @@ impl Source<'_> {
         let chosen = report.tuned.iter().filter_map(|tuned| {
             let change = tuned.tuning.change()?;
             let breach = change.breach.as_ref().map(|breach| (breach.step(), breach.to_string()));
-            let name = format!("batch {}, {} (found)", tuned.batch_size, change.candidate);
+            let found = format!("{} (found)", change.candidate);
+            let name = if several { format!("batch {}, {found}", tuned.batch_size) } else { found };
             Some(html::ForetoldRun { name, figures: &change.figures, breach })
         });
         let better = report.tuned.iter().map(|tuned| html::FoundBetter {
