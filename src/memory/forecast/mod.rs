@@ -62,7 +62,7 @@ pub use align::Difference;
 pub use basis::Reason;
 pub use forecaster::Forecaster;
 pub use largest::MAX_BATCH_SIZE;
-pub use recording::Recording;
+pub use recording::{Part, PartKind, Recording};
 pub use replay::{Replay, WindowFigures};
 pub use report::{ForecastPoint, Method, Report};
 pub use run::{MIN_BATCH_SIZE, RunEvents, RunShape, Window};
