@@ -167,6 +167,14 @@ impl<'a> RunEvents<'a> {
         }
     }
 
+    /// What is held of the past: parts and sizes.
+    #[cfg(test)]
+    pub(in crate::memory::forecast) fn held(&self) -> usize {
+        let sizes = if let Sizes::OfShape(shaped) = &self.sizes { shaped.held() } else { 0 };
+        let alike: usize = self.alike.known.values().map(Vec::len).sum();
+        self.before.len() + self.latest.len() + alike + sizes
+    }
+
     /// Begins the next part. `None` at the end of the run.
     fn begin_part(&mut self) -> Option<()> {
         let next = self.script.next()?;
