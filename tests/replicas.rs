@@ -195,7 +195,15 @@ fn spec(id: u32, batch_size: usize, accumulation_steps: usize) -> TrialSpec {
         trim: Trim::Never,
         alloc_conf: None,
     };
-    TrialSpec { id: TrialId(id), purpose: Purpose::Soak, point, warmup_steps: 0, steps: 8, sample_every: 2 }
+    TrialSpec {
+        id: TrialId(id),
+        purpose: Purpose::Soak,
+        point,
+        warmup_steps: 0,
+        steps: 8,
+        sample_every: 2,
+        length: None,
+    }
 }
 
 /// A trial's record, and its losses as they were told.

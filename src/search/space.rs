@@ -2,11 +2,14 @@
 
 use crate::config::Plan;
 use crate::config::plan::{BatchSizePlan, PinMemory, TargetPlan};
+use crate::config::resolve::USUAL_CONFS;
 use crate::memory::Trim;
 use crate::train::GradientCheckpointing;
 use crate::trial::Point;
+use crate::trial::spec::LENGTH_PROBE_ACCUMULATION;
 
 use super::knowledge::Kind;
+use super::length_probes::{self, ProbeShape};
 
 /// A micro-batch size with the accumulation steps that bring it to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,8 +46,10 @@ pub struct Space {
     modes: Vec<GradientCheckpointing>,
     trim: Trim,
     alloc_confs: Vec<String>,
+    may_tune_allocator: bool,
     cpus: Option<usize>,
     has_loader: bool,
+    probe_shapes: Vec<ProbeShape>,
 }
 
 impl Space {
@@ -69,8 +74,11 @@ impl Space {
             },
             trim: plan.memory.trim,
             alloc_confs: search.alloc_conf.clone(),
+            may_tune_allocator: search.alloc_conf == USUAL_CONFS,
             cpus: None,
             has_loader: plan.command().is_none(),
+            // Where there cannot be enough, whoever plays a run says so.
+            probe_shapes: length_probes::shapes(&plan.data).unwrap_or_default(),
         }
     }
 
@@ -151,9 +159,33 @@ impl Space {
         Point { gradient_checkpointing: kind.gradient_checkpointing, ..point }
     }
 
+    /// The shapes at which probes show how memory follows the length of samples; none where all have the same.
+    pub fn probe_shapes(&self) -> &[ProbeShape] {
+        &self.probe_shapes
+    }
+
+    /// The point that a probe at a length of its own runs for a point: the same in all that memory depends on, with more
+    /// accumulation than shows anything new left out.
+    pub fn length_probe_point(&self, point: &Point, batch_size: usize) -> Point {
+        let LoaderSetting { workers, prefetch_depth, .. } = self.first_loader();
+        Point {
+            batch_size,
+            accumulation_steps: point.accumulation_steps.clamp(1, LENGTH_PROBE_ACCUMULATION),
+            loader_workers: workers,
+            prefetch_depth,
+            alloc_conf: None,
+            ..point.clone()
+        }
+    }
+
     /// Settings of PyTorch's allocator to try.
     pub fn alloc_confs(&self) -> &[String] {
         &self.alloc_confs
+    }
+
+    /// Whether any settings of PyTorch's allocator may be tried, and not just those that somebody listed.
+    pub fn may_tune_allocator(&self) -> bool {
+        self.may_tune_allocator
     }
 
     /// Loader threads to try, ascending.

@@ -19,7 +19,15 @@ fn spec() -> TrialSpec {
         trim: Trim::Never,
         alloc_conf: None,
     };
-    TrialSpec { id: TrialId(1), purpose: Purpose::Ladder, point, warmup_steps: 0, steps: 4, sample_every: 2 }
+    TrialSpec {
+        id: TrialId(1),
+        purpose: Purpose::Ladder,
+        point,
+        warmup_steps: 0,
+        steps: 4,
+        sample_every: 2,
+        length: None,
+    }
 }
 
 fn part(outcome: Outcome) -> Part {

@@ -23,7 +23,7 @@ use crate::units::MIB;
 /// What may be left on the device after a trial for the next one to start as if it were the first.
 const CLEAN_BYTES: u64 = 8 * MIB;
 /// Steps between two trims under [`Trim::EveryK`].
-const TRIM_EVERY_STEPS: u32 = 10;
+pub(crate) const TRIM_EVERY_STEPS: u32 = 10;
 /// The longest text of a warning or an error, in characters.
 const TEXT_CHARS: usize = 4_000;
 
@@ -146,14 +146,18 @@ impl Trial<'_> {
                 self.sample()?;
             }
             if self.is_evaluated_now() {
-                self.evaluate(training.as_ref())?;
+                self.rehearse(training.as_ref())?;
             }
             if soak_after == Some(self.finished) {
                 self.check_evaluation_and_checkpoint(training.as_ref())?;
             }
         }
         self.warn_of_skipped(&feed.skipped())?;
-        Ok(Measurement { has_batch_norm: training.has_batch_norm(), ..self.series.measure(self.spec) })
+        Ok(Measurement {
+            has_batch_norm: training.has_batch_norm(),
+            training_samples: Some(self.supplies.training_samples()),
+            ..self.series.measure(self.spec)
+        })
     }
 
     fn build(&mut self) -> Result<Box<dyn Training>, Halt> {

@@ -50,6 +50,14 @@ impl Supplies for Weighed<'_> {
         self.inner.evaluation_batches(point)
     }
 
+    fn training_samples(&self) -> usize {
+        self.inner.training_samples()
+    }
+
+    fn has_checkpoints(&self) -> bool {
+        self.inner.has_checkpoints()
+    }
+
     fn place(&self) -> Option<&Place> {
         self.inner.place()
     }

@@ -5,7 +5,7 @@ use crate::memory::policy::native::Native;
 use crate::memory::{Mark, Ordinal, Phase, Player, Stream};
 use crate::search::machine::Machine;
 use crate::search::scripted::plan;
-use crate::trial::spec::PROBE_UPDATES;
+use crate::trial::spec::ProbeSchedule;
 use crate::units::MIB;
 
 const KIND: Kind = Kind { accumulation: 2, gradient_checkpointing: GradientCheckpointing::None };
@@ -17,7 +17,7 @@ fn point(batch_size: usize) -> Point {
 fn known(machine: &Machine, sizes: &[usize]) -> Probed {
     let mut probed = Probed::new(machine.terms(&plan(64)));
     for size in sizes {
-        probed.add(&point(*size), machine.events(*size, 2, PROBE_UPDATES));
+        probed.add(&point(*size), machine.events(*size, 2, ProbeSchedule::PLAIN.updates));
     }
     probed
 }
@@ -26,7 +26,7 @@ fn known(machine: &Machine, sizes: &[usize]) -> Probed {
 fn misaligned(machine: &Machine, sizes: &[usize]) -> Probed {
     let mut probed = Probed::new(machine.terms(&plan(64)));
     for size in sizes {
-        let mut events = machine.events(*size, 2, PROBE_UPDATES);
+        let mut events = machine.events(*size, 2, ProbeSchedule::PLAIN.updates);
         if size % 2 == 1 {
             let ordinal = Ordinal(1 << 40);
             let at = events.iter().position(|event| *event == Event::Mark(Mark::Phase(Phase::Backward))).unwrap();
@@ -46,7 +46,7 @@ fn two_aligned_probes_foretell_every_peak_to_the_byte() {
     assert!(!probed.wants_a_third_probe(KIND));
     for size in [4, 16, 50] {
         let mut player = Player::new(Box::new(Native::new(u64::MAX)));
-        player.play_all(&machine.events(size, 2, PROBE_UPDATES));
+        player.play_all(&machine.events(size, 2, ProbeSchedule::PLAIN.updates));
         let expected = probed.expect(KIND, size).unwrap();
         assert_eq!(expected.peak_reserved_bytes, player.state().peak_reserved_bytes);
         assert_eq!(expected.peak_allocated_bytes, player.state().peak_allocated_bytes);
@@ -87,7 +87,7 @@ fn the_planned_allocator_s_rate_counts_as_the_measured_one_does() {
     let rate_breach = |terms: Terms| {
         let mut probed = Probed::new(terms);
         for size in [2, 3] {
-            probed.add(&point(size), machine.events(size, 2, PROBE_UPDATES));
+            probed.add(&point(size), machine.events(size, 2, ProbeSchedule::PLAIN.updates));
         }
         (4..100).map(|size| probed.expect(KIND, size).unwrap().breach.unwrap_or_default()).collect::<Vec<_>>()
     };
@@ -109,7 +109,7 @@ fn the_native_allocator_s_rate_is_computed_where_another_one_was_measured() {
     let pool = probed(AllocatorKind::CudaMallocAsync, known);
     let rate = pool.native_peak_rate(&point(16)).unwrap();
     // The steady steps of the same events, played to that allocator.
-    let events = machine.events(16, 2, PROBE_UPDATES);
+    let events = machine.events(16, 2, ProbeSchedule::PLAIN.updates);
     let steady = events.iter().position(|event| *event == Event::Mark(Mark::Step(2))).unwrap();
     let mut player = Player::new(Box::new(Native::new(u64::MAX)));
     player.play_all(&events[..steady]);
@@ -125,4 +125,59 @@ fn the_native_allocator_s_rate_is_computed_where_another_one_was_measured() {
     assert_eq!(native.native_peak_rate(&point(16)), None, "it was measured");
     let affine = probed(AllocatorKind::CudaMallocAsync, misaligned);
     assert_eq!(affine.native_peak_rate(&point(16)), None, "peaks alone have no events");
+}
+
+#[test]
+fn settings_are_searched_for_where_the_steps_are_known_exactly() {
+    // Odd sizes leave the native pool's segments half empty.
+    let machine = Machine { weights: vec![1021 * 1000; 30], ..Machine::new() };
+    let mut terms = machine.terms(&plan(64));
+    terms.alloc_conf = Some("max_split_size_mb:32".to_owned());
+    let mut probed = Probed::new(terms);
+    assert_eq!(probed.tuned_alloc_conf(&point(16)), None, "nothing was probed");
+    for size in [2, 3] {
+        probed.add(&point(size), machine.events(size, 2, ProbeSchedule::PLAIN.updates));
+    }
+    let found = probed.tuned_alloc_conf(&point(16)).unwrap();
+    assert!(found.reason.starts_with('`') && !found.reason.contains("released"), "{}", found.reason);
+    assert_eq!(probed.tuned_alloc_conf(&Point { alloc_conf: Some("x".to_owned()), ..point(16) }), Some(found));
+    let affine = misaligned(&machine, &[2, 3]);
+    assert_eq!(affine.tuned_alloc_conf(&point(16)), None);
+}
+
+/// What is known of a made program whose samples have 40 to 500 tokens.
+fn known_at_lengths(limit_bytes: u64) -> (Probed, Point) {
+    use crate::data::{DataSpec, LengthDistribution, LengthSpec, Padding};
+    use crate::memory::forecast::testing::FRAGMENTING;
+    use crate::search::knowledge::probed::whole_run::RunTerms;
+    use crate::search::length_probes;
+    let length = LengthSpec::Range { min: 40, max: 500, distribution: LengthDistribution::Uniform };
+    let data = DataSpec { sequence_length: Some(length), padding: Padding::Longest, ..DataSpec::default() };
+    let shapes = length_probes::shapes(&data).unwrap();
+    let mut terms = Terms { limit_bytes, ..Machine::new().terms(&plan(64)) };
+    let run = RunTerms { horizon_steps: 300, data, seed: 1, evaluate_every: None, checkpoint_every: None };
+    terms.run = Some(run);
+    // The rate is another matter.
+    terms.safety.fragmentation_threshold = crate::units::Fraction(1.0);
+    let mut probed = Probed::new(terms);
+    probed.count_samples(4000);
+    let point = Point { accumulation_steps: 1, ..point(8) };
+    for (batch_size, length) in shapes {
+        let events = FRAGMENTING.record(&[(batch_size as u64, length as u64); 5]);
+        probed.add_length_probe(&Point { batch_size, ..point.clone() }, length, events);
+    }
+    (probed, point)
+}
+
+#[test]
+fn what_makes_a_run_last_that_breaks_is_found_by_the_same_forecast() {
+    use std::ops::ControlFlow;
+    let (history, (probed, point)) = (History::default(), known_at_lengths(316 * MIB));
+    let play = probed.play(&point, &history, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(play.outlook.method, Method::Exact, "{}", play.outlook.reason);
+    assert!(play.outlook.breach.is_some());
+    let advice = probed.advise(&point, &history, &mut |_| ControlFlow::Continue(())).unwrap();
+    let padding = "with `data.pad_to_multiple_of: 256` the run lasts, by forecast with 310.0 MiB reserved";
+    assert_eq!(advice, [padding], "no release of the cache helps");
+    assert_eq!(probed.advise(&point, &history, &mut |_| ControlFlow::Break(())), None);
 }
