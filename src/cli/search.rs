@@ -34,6 +34,7 @@ use crate::search::{Ask, History, strategy};
 use crate::text::{harmless, with_causes};
 use crate::trial::command::{CommandConfig, CommandExecutor};
 use crate::trial::journal::{self, Header, Journal, StudyLock};
+use crate::trial::launcher::{Launcher, LauncherSpec, Setting, Starter, Surroundings};
 use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
 use crate::trial::{Executor, Interrupt, TrialRecord};
 
@@ -123,7 +124,8 @@ fn executor(plan: &Plan, folder: &Path, interrupt: &Interrupt) -> Result<Box<dyn
     let patience = Patience::with_step_timeout(plan.trial.timeout);
     let interrupt = interrupt.clone();
     let deadline = Instant::now().checked_add(plan.budget.time);
-    let oom_kills = OomKills::of_this_process();
+    // The worker of a launcher is in a control group of another machine.
+    let oom_kills = if plan.launcher.is_some() { OomKills::default() } else { OomKills::of_this_process() };
     Ok(match &plan.subject {
         Subject::Command(command) => Box::new(CommandExecutor::new(CommandConfig {
             command: command.clone(),
@@ -138,17 +140,33 @@ fn executor(plan: &Plan, folder: &Path, interrupt: &Interrupt) -> Result<Box<dyn
             deadline,
             oom_kills,
         })),
-        Subject::Model(model) => Box::new(ProcessExecutor::new(ProcessConfig {
-            command: WorkerCommand::this_program()
-                .map_err(|source| Error::Io { action: "cannot find this program", source })?,
-            workload: plan.workload(model),
-            scratch,
-            patience,
-            interrupt,
-            deadline,
-            oom_kills,
-        })),
+        Subject::Model(model) => {
+            let failed = |source| Error::Io { action: "cannot find this program", source };
+            let worker = WorkerCommand::this_program().map_err(failed)?;
+            let launcher = match &plan.launcher {
+                Some(spec) => Some(launcher(plan, spec, Starter::this_program().map_err(failed)?)),
+                None => None,
+            };
+            Box::new(ProcessExecutor::new(ProcessConfig {
+                command: match launcher {
+                    Some(_) => worker.launched(),
+                    None => worker,
+                },
+                launcher,
+                workload: plan.workload(model),
+                scratch,
+                patience,
+                interrupt,
+                deadline,
+                oom_kills,
+            }))
+        }
     })
+}
+
+fn launcher(plan: &Plan, spec: &LauncherSpec, starter: Starter) -> Launcher {
+    let surroundings = Surroundings::of_this_process();
+    Launcher::new(spec, Setting { study: &plan.name, device: plan.device, surroundings, starter })
 }
 
 /// A recommendation in place of the configuration that it is of would lose the latter.
@@ -306,6 +324,13 @@ fn exit_code_of(end: &End) -> u8 {
         End::WorkloadFails(reason) => {
             say(&format!("error: the workload fails at the smallest batch size already: {}", harmless(reason)));
             exit_code::WORKLOAD_FAILS
+        }
+        End::NotStarted(reason) => {
+            say(&format!(
+                "error: {} (hint: `--resume` goes on; a longer `launcher.start_timeout` waits for longer)",
+                harmless(reason)
+            ));
+            exit_code::DEVICE_UNAVAILABLE
         }
         End::BudgetEnded => {
             say(

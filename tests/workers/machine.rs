@@ -82,6 +82,7 @@ fn measured(spec: &TrialSpec) -> TrialRecord {
         samples: Vec::new(),
         warnings: Vec::new(),
         seconds: 1.0,
+        worker: None,
     };
     if let Some(overrun) = player.take_overrun() {
         let outcome = Outcome::OutOfMemory {

@@ -361,6 +361,7 @@ fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
         samples: vec![sample],
         warnings: Vec::new(),
         seconds: 0.0,
+        worker: None,
     }
 }
 

@@ -274,6 +274,7 @@ pub(crate) mod testing {
             samples,
             warnings: Vec::new(),
             seconds: 1.0,
+            worker: None,
         }
     }
 

@@ -41,6 +41,7 @@ fn ended(id: u32) -> Entry {
         samples: vec![MemorySample { step: 2, rates, ..MemorySample::default() }; 3],
         warnings: vec!["a \"quoted\" warning\nof two lines".to_owned()],
         seconds: 1.25,
+        worker: None,
     };
     Entry::TrialEnded { record, verdict: json!({"checks": []}) }
 }
