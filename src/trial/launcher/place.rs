@@ -10,6 +10,8 @@ use crate::device::facts;
 pub(super) const JOB_VARIABLE: &str = "SLURM_JOB_ID";
 /// Slurm's number of a step.
 pub(super) const STEP_VARIABLE: &str = "SLURM_STEP_ID";
+/// Slurm's name of the machine, which need not be its own.
+const NODE_VARIABLE: &str = "SLURMD_NODENAME";
 /// The longest host name that is one (RFC 1035).
 const LONGEST_NODE: usize = 255;
 /// The longest number that is an id.
@@ -38,7 +40,7 @@ impl Place {
     /// Where a process with these variables runs.
     pub(super) fn of(variable: impl Fn(&str) -> Option<String>, hostname: &str) -> Self {
         let place = Self {
-            node: Some(hostname.to_owned()),
+            node: variable(NODE_VARIABLE).or_else(|| Some(hostname.to_owned())),
             slurm_job_id: variable(JOB_VARIABLE),
             slurm_step_id: variable(STEP_VARIABLE),
         };
@@ -85,6 +87,13 @@ mod tests {
             slurm_step_id: Some("0".to_owned()),
         };
         assert_eq!(good.clone().checked(), good);
+    }
+
+    #[test]
+    fn slurm_s_name_of_a_machine_goes_before_its_own() {
+        let of = |name: &str| (name == NODE_VARIABLE).then(|| "n1".to_owned());
+        assert_eq!(Place::of(of, "host").node.as_deref(), Some("n1"));
+        assert_eq!(Place::of(|_| None, "host").node.as_deref(), Some("host"));
     }
 
     #[test]
