@@ -237,7 +237,9 @@ impl Worker {
     /// Ends the worker and everything in its group. May be called again.
     pub(super) fn end(&mut self, manner: Manner, patience: &Patience) -> End {
         let mut is_gone = self.state != State::Running;
-        if !is_gone && manner == Manner::Gently {
+        // A launcher whose worker has not spoken may have none yet, and nobody who could be asked.
+        let can_be_asked = !self.is_launched || self.identity.pid.is_some();
+        if !is_gone && can_be_asked && manner == Manner::Gently {
             self.send(&ToWorker::Exit);
             self.input = None;
             is_gone = self.exits_within(patience.leave);
