@@ -2,7 +2,7 @@
 # The configuration of every family on a card, each to a recommendation, and a table of what came out. Needs `tune`
 # (built with --features cuda) on PATH.
 #
-#   tests/gpu/families.sh [OUT [SECONDS [CONFIG...]]]
+#   tests/gpu/families.sh [OUT [SECONDS [CONFIG...]]]     SETTINGS="--set trial.steps=4 …" for all of them
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-${OUT:-$(mktemp -d)}}
@@ -12,7 +12,7 @@ shift $(($# < 2 ? $# : 2))
 mkdir -p "$out"
 for name in "$@"; do
   timeout $((seconds + 30)) tune --config "configs/$name.yaml" --set "budget.time=${seconds}s" --set trial.soak_steps=20 \
-    --fresh --study "$out/$name" --output "$out/$name.recommendation.yaml" >"$out/$name.log" 2>&1
+    ${SETTINGS:-} --fresh --study "$out/$name" --output "$out/$name.recommendation.yaml" >"$out/$name.log" 2>&1
   echo "$name: exit $?"
 done
 python3 - "$out" "$@" <<'P' | tee "$out/families-$1.txt"
