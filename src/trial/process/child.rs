@@ -39,6 +39,8 @@ const MESSAGES: usize = 256;
 pub(in crate::trial) const LOG_LINES: usize = 256;
 /// After SIGKILL, for the kernel to end the process. Longer, and it hangs in a driver's system call.
 pub(in crate::trial) const DEATH: Duration = Duration::from_secs(5);
+/// Between two pings, at least.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 /// After the end of the leader, for its log to be read to the end and its group to vanish.
 pub(in crate::trial) const AFTERMATH: Duration = Duration::from_secs(1);
 
@@ -298,6 +300,7 @@ impl Drop for Worker {
 /// Writes lines as they come, and pings while there are none. Not before the first: while a launcher waits for its job
 /// nobody reads, and a worker has its lease from the start.
 fn speak(mut stdin: ChildStdin, lines: &Receiver<Vec<u8>>, every: Duration) {
+    let every = every.max(SHORTEST_PAUSE);
     let mut ping = serde_json::to_vec(&ToWorker::Ping).unwrap_or_default();
     ping.push(b'\n');
     let mut line = lines.recv().ok();

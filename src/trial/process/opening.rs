@@ -106,6 +106,7 @@ impl ProcessExecutor {
         };
         let mut until = Instant::now() + patience;
         let mut last_look = LastLook::now();
+        let mut is_closed = false;
         let unheard = loop {
             if self.cancelled() {
                 return Err(ExecutorError::Cancelled);
@@ -120,6 +121,7 @@ impl ProcessExecutor {
                 Seen::Exited => until = until.min(Instant::now() + LAST_WORDS),
                 // A launcher's status is on its way.
                 Seen::Closed if worker.is_launched() && !worker.has_exited() => {
+                    is_closed = true;
                     until = until.min(Instant::now() + LAST_WORDS);
                 }
                 Seen::Closed => break Unheard::Ended("it ended"),
@@ -127,7 +129,8 @@ impl ProcessExecutor {
                 Seen::Torn => break Unheard::Ended("it ended within a line"),
             }
             if Instant::now() >= until {
-                break if worker.has_exited() { Unheard::Ended("it ended") } else { Unheard::Silent(patience) };
+                let is_over = is_closed || worker.has_exited();
+                break if is_over { Unheard::Ended("it ended") } else { Unheard::Silent(patience) };
             }
         };
         let end = worker.end(Manner::Gently, &self.config.patience);
