@@ -22,6 +22,7 @@ mod check;
 mod completions;
 mod diagnostics;
 mod doctor;
+mod executor;
 mod explain_oom;
 mod export;
 mod forecast;

@@ -1,10 +1,10 @@
-//! Where a worker runs, as it says itself in its hello.
+//! Where a worker runs, as it says itself in its hello, and where a trial ran, as its record keeps it.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::facts;
+use crate::device::{DeviceFacts, facts};
 
 /// Slurm's number of a job, in the environment of what runs in it.
 pub(super) const JOB_VARIABLE: &str = "SLURM_JOB_ID";
@@ -56,6 +56,44 @@ impl Place {
             node: self.node.filter(|node| is_host_name(node)),
             slurm_job_id: self.slurm_job_id.filter(is_id),
             slurm_step_id: self.slurm_step_id.filter(is_id),
+        }
+    }
+}
+
+/// Where a trial ran: behind a launcher each may run on another machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerFacts {
+    /// The machine's name.
+    pub node: String,
+    /// The device: `cpu` or `cuda:0`.
+    pub device: String,
+    /// The product name of the card or of the processor.
+    pub name: String,
+    /// The card's UUID, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// The driver's version, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Slurm's number of the job, where it ran in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_job_id: Option<String>,
+    /// Slurm's number of the step, where it ran in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_step_id: Option<String>,
+}
+
+impl WorkerFacts {
+    /// What a worker at `place` with this device is.
+    pub fn new(place: &Place, facts: &DeviceFacts) -> Self {
+        Self {
+            node: place.node.clone().unwrap_or_else(|| facts.hostname.clone()),
+            device: facts.device.clone(),
+            name: facts.name.clone(),
+            uuid: facts.uuid.clone(),
+            driver: facts.driver.clone(),
+            slurm_job_id: place.slurm_job_id.clone(),
+            slurm_step_id: place.slurm_step_id.clone(),
         }
     }
 }
