@@ -17,6 +17,7 @@ pub mod journal;
 pub mod launcher;
 pub mod measure;
 pub mod outcome;
+pub mod outlook;
 pub mod process;
 pub mod protocol;
 pub mod spawn;
@@ -26,4 +27,5 @@ pub mod worker;
 
 pub use executor::{Executor, ExecutorError, Interrupt, Observation};
 pub use outcome::{Measurement, Outcome, TrialRecord};
+pub use outlook::Outlook;
 pub use spec::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec};

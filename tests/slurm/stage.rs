@@ -160,6 +160,7 @@ fn spec(id: u32) -> TrialSpec {
         warmup_steps: 0,
         steps: 1,
         sample_every: 1,
+        length: None,
     }
 }
 
