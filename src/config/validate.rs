@@ -3,11 +3,11 @@
 //! The other stages look at the file alone; this one asks the rooms that will use it, and puts their answers to the
 //! place in the file that they are about.
 
-use super::plan::Subject;
+use super::plan::{Plan, Subject};
 use super::{ConfigError, Loaded};
 use crate::data::{self, DataError};
 use crate::model::{ModelError, Registry, Weights};
-use crate::search::Space;
+use crate::search::{Space, length_probes};
 use crate::text::with_causes;
 use crate::trial::command::{CommandSpec, Placeholder};
 use crate::trial::launcher::LauncherSpec;
@@ -61,26 +61,42 @@ impl Loaded {
     /// What is allowed and still worth a word.
     pub fn notes(&self) -> Vec<String> {
         let space = Space::new(&self.plan);
-        let command = self.plan.command().and_then(batch_size_note);
-        let launcher = self.plan.launcher.iter().flat_map(launcher_notes);
-        near_targets_note(&self.plan.target, &space).into_iter().chain(command).chain(launcher).collect()
-    }
-}
-
-/// What a launcher cannot do as it is written.
-fn launcher_notes(launcher: &LauncherSpec) -> Vec<String> {
-    let mut notes = Vec::new();
-    if launcher.has_nameless_jobs() {
-        notes.push(
+        /// What a launcher cannot do as it is written.
+        fn launcher_notes(launcher: &LauncherSpec) -> Vec<String> {
+            let mut notes = Vec::new();
+            if launcher.has_nameless_jobs() {
+                notes.push(
             "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name \
              (hint: add `\"--job-name={trial}\"`)"
                 .to_owned(),
         );
+            }
+            if launcher.workers > 1 {
+                notes.push(format!(
+                    "`launcher.workers` is {}, and this version runs one worker at a time",
+                    launcher.workers
+                ));
+            }
+            notes
+        }
+
+        let command = self.plan.command();
+        let of_command =
+            [command.and_then(batch_size_note), command.and_then(|command| length_note(&self.plan, command))];
+        let of_launcher = self.plan.launcher.iter().flat_map(launcher_notes);
+        let of_target = near_targets_note(&self.plan.target, &space);
+        of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_launcher).collect()
     }
-    if launcher.workers > 1 {
-        notes.push(format!("`launcher.workers` is {}, and this version runs one worker at a time", launcher.workers));
-    }
-    notes
+}
+
+/// A program that is not told a length cannot be probed at one.
+fn length_note(plan: &Plan, command: &CommandSpec) -> Option<String> {
+    let varies = length_probes::shapes(&plan.data).is_ok_and(|shapes| !shapes.is_empty());
+    (varies && plan.safety.horizon_steps > 0 && !command.holds(Placeholder::SequenceLength)).then(|| {
+        "`command.run` does not hold `{sequence_length}`, so the whole run is not forecast (hint: have the program pad \
+         every batch to that length where it is not 0)"
+            .to_owned()
+    })
 }
 
 /// A program that is not told the batch size runs the same one in every trial.
@@ -166,6 +182,17 @@ mod tests {
             load("model: {family: gpt, preset: nano}\ntarget: {batch_size: 4}\nsearch: {accumulation_steps: [3]}\n");
         let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
         assert!(message.contains("gives the target of `4`"), "{message}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_told_the_length_gets_a_note_where_lengths_vary() {
+        let notes = |options: &str, data: &str| {
+            let run = format!("command: {{run: [train, \"{{batch_size}}\"{options}]}}\n");
+            load(&format!("{run}target: {{batch_size: 8}}\n{data}")).notes()
+        };
+        let varying = "data: {sequence_length: {min: 16, max: 128}}\n";
+        assert!(notes("", varying)[0].contains("the whole run is not forecast"), "{:?}", notes("", varying));
+        assert!(notes(", \"{sequence_length}\"", varying).is_empty() && notes("", "").is_empty());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::ForecastError;
 use super::recording::{Part, PartKind, Recording};
 
 mod accumulation;
+mod alike;
 mod events;
 mod long_script;
 pub(super) mod shaped;

@@ -9,9 +9,9 @@ const PROBES: [[u64; 2]; 7] = [[2, 64], [3, 64], [2, 96], [3, 96], [2, 160], [4,
 
 /// Lengths of 64 to 512 in no order, computed when they are asked for.
 #[derive(Debug)]
-pub struct Lengths {
+pub(crate) struct Lengths {
     /// How many.
-    pub steps: usize,
+    pub(crate) steps: usize,
 }
 
 impl RunShapes for Lengths {
@@ -26,7 +26,7 @@ impl RunShapes for Lengths {
 }
 
 /// Forecasts the program's runs.
-pub fn forecaster() -> Result<ShapeForecaster, ShapeError> {
+pub(crate) fn forecaster() -> Result<ShapeForecaster, ShapeError> {
     let recordings: Vec<Vec<Event>> = PROBES.iter().map(|[b, t]| record(*b, *t)).collect();
     let probes: Vec<ShapeProbe<'_>> =
         PROBES.iter().zip(&recordings).map(|(shape, events)| ShapeProbe { shape: Shape::of(*shape), events }).collect();

@@ -140,3 +140,85 @@ fn growth(figures: &LongRunFigures, horizon_steps: u32) -> Option<Breach> {
     let step = steps.saturating_add(left.ceil() as u32);
     Some(Breach::Growth { step, bytes_a_step: a_step as u64, reserved_bytes, limit_bytes })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::LongRunPoint;
+    use super::*;
+    use crate::memory::policy::PoolState;
+    use crate::units::{GIB, MIB};
+
+    const TERMS: Terms = Terms { metric: FragmentationMetric::Peak, threshold: 0.3, horizon_steps: 10_000 };
+
+    /// A run under 1 GiB that needs 100 MiB in all steps and holds what is said.
+    fn run(steps: u32, reserved_bytes: impl Fn(u32) -> u64) -> LongRunFigures {
+        let mut figures = LongRunFigures { steps, limit_bytes: GIB, ..LongRunFigures::default() };
+        for step in 0..steps {
+            let state = PoolState {
+                peak_allocated_bytes: 100 * MIB,
+                peak_reserved_bytes: reserved_bytes(step),
+                limit_bytes: GIB,
+                ..PoolState::default()
+            };
+            let point = LongRunPoint::of(step, &state, 100 * MIB);
+            figures.heights.take(&point, GIB);
+            figures.peak_reserved_bytes = figures.peak_reserved_bytes.max(point.peak_reserved_bytes);
+            figures.points.push(point);
+        }
+        figures
+    }
+
+    const LOOSE: Terms = Terms { threshold: 1.0, ..TERMS };
+
+    #[test]
+    fn a_rate_above_the_threshold_names_its_first_step() {
+        // 100 of 143 MiB is 30.07 %, 100 of 142 is 29.6 %.
+        let breach = judge(&run(200, |step| if step < 120 { 142 * MIB } else { 143 * MIB }), &TERMS).unwrap();
+        assert_eq!(breach.step(), 120);
+        assert_eq!(breach.to_string(), "30.07% of memory fragmented at step 120, above the threshold of 30%");
+        assert_eq!(judge(&run(200, |_| 142 * MIB), &TERMS), None);
+    }
+
+    #[test]
+    fn what_happened_first_is_the_breach() {
+        let end = |step| LongRunEnd { step, requested_bytes: MIB, allocated_bytes: GIB, reserved_bytes: GIB };
+        let mut figures = run(100, |step| if step < 50 { 100 * MIB } else { 200 * MIB });
+        figures.out_of_memory = Some(end(100));
+        assert!(matches!(judge(&figures, &TERMS), Some(Breach::Rate { step: 50, .. })));
+        figures.out_of_memory = Some(end(50));
+        let breach = judge(&figures, &TERMS).unwrap();
+        assert_eq!(
+            breach.to_string(),
+            "out of memory at step 50: 1.0 MiB more with 1.0 GiB allocated and 1.0 GiB reserved"
+        );
+    }
+
+    #[test]
+    fn growth_without_a_plateau_names_the_step_at_which_it_meets_the_limit() {
+        let leak = run(400, |step| 200 * MIB + u64::from(step) * MIB);
+        let breach = judge(&leak, &LOOSE).unwrap();
+        // 599 MiB after 400 steps, and 1 MiB a step from there: 425 steps more.
+        assert_eq!(breach.step(), 825);
+        assert!(
+            breach.to_string().starts_with("reserved memory has no plateau: it grows by 1.0 MiB a step"),
+            "{breach}"
+        );
+        assert_eq!(judge(&leak, &Terms { horizon_steps: 400, ..LOOSE }), None);
+        let unlimited = LongRunFigures { limit_bytes: u64::MAX, ..leak };
+        assert_eq!(judge(&unlimited, &LOOSE), None);
+    }
+
+    #[test]
+    fn a_plateau_or_one_more_segment_is_no_growth() {
+        let cases: [&dyn Fn(u32) -> u64; 3] = [
+            &|step| 200 * MIB + u64::from(step.min(299)) * MIB,
+            &|step| if step < 350 { 200 * MIB } else { 220 * MIB },
+            &|step| 600 * MIB - u64::from(step) * MIB,
+        ];
+        for (number, reserved_bytes) in cases.into_iter().enumerate() {
+            assert_eq!(judge(&run(400, reserved_bytes), &LOOSE), None, "{number}");
+        }
+        assert_eq!(judge(&run(39, |step| u64::from(step + 1) * MIB), &LOOSE), None, "too short to tell");
+        assert_eq!(judge(&LongRunFigures::default(), &TERMS), None);
+    }
+}

@@ -140,8 +140,8 @@ pub struct Heights {
 impl Heights {
     /// Takes a step under a limit.
     pub(super) fn take(&mut self, point: &LongRunPoint, limit_bytes: u64) {
-        let negligible_bytes = if limit_bytes == u64::MAX { 0.0 } else { limit_bytes as f64 / NEGLIGIBLE_DIVISOR };
         use FragmentationMetric::{External, Peak, Reserved};
+        let negligible_bytes = if limit_bytes == u64::MAX { 0.0 } else { limit_bytes as f64 / NEGLIGIBLE_DIVISOR };
         for (heights, metric) in
             [(&mut self.peak, Peak), (&mut self.external, External), (&mut self.reserved, Reserved)]
         {

@@ -65,7 +65,8 @@ impl Training {
             }
             program.free(batch);
             let is_due = |every: Option<usize>| {
-                ends_update && (self.both_after == Some(updates) || every.is_some_and(|every| updates % every == 0))
+                ends_update
+                    && (self.both_after == Some(updates) || every.is_some_and(|every| updates.is_multiple_of(every)))
             };
             if is_due(self.evaluate) {
                 program.mark(Mark::Phase(Phase::Load));
@@ -240,6 +241,41 @@ fn a_constant_run_is_known_after_a_handful_of_steps() {
     assert_eq!((figures.steps, heard), (1_000_000, 1_000_000));
     assert!(figures.periodic_from.is_some_and(|step| step < 40), "{:?}", figures.periodic_from);
     assert!(figures.points.len() <= MAX_POINTS);
+}
+
+#[test]
+fn what_is_held_of_a_run_does_not_grow_with_its_length() {
+    let forecaster =
+        Training { accumulation: 3, evaluate: Some(4), checkpoint: Some(4), both_after: None }.forecaster(6);
+    // More shapes than sizes are kept for.
+    let shapes: Vec<Shape> = (0..997).map(|number| Shape::of([8, 40 + number])).collect();
+    let shapes = Cycle { shapes, steps: 60_000, tells: None };
+    let long = LongRun {
+        evaluate_every: Some(5),
+        checkpoint_every: Some(7),
+        accumulation_steps: Some(4),
+        ..LongRun::of(&shapes)
+    };
+    let mut run = forecaster.events(long).unwrap();
+    let mut live = 0_i64;
+    let (mut held, mut most_live) = (Vec::new(), Vec::new());
+    for steps in [10_000, 60_000] {
+        let mut most = 0;
+        for event in run.by_ref() {
+            match event {
+                Event::Alloc { .. } => live += 1,
+                Event::Free { .. } => live -= 1,
+                Event::Mark(Mark::Step(step)) if step == steps - 1 => break,
+                _ => {}
+            }
+            most = most.max(live);
+        }
+        held.push(run.held());
+        most_live.push(most);
+    }
+    assert_eq!(held[0], held[1]);
+    assert_eq!(most_live[0], most_live[1]);
+    assert!(held[0] < 10_000, "{}", held[0]);
 }
 
 #[test]

@@ -1,16 +1,16 @@
 //! Making a run's events from its script, one at a time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
 use super::RunPart;
+use super::alike::Alike;
 use super::long_script::{LongScript, lcm};
 use super::shaped::Shaped;
-use crate::memory::event::{Event, Mark, Ordinal, Stream};
+use crate::memory::event::{Event, Mark, Ordinal};
 use crate::memory::forecast::recording::Recording;
 use crate::memory::forecast::size::Size;
-use crate::memory::policy::FastHash;
 
 /// The events of a run, made one at a time. No more of the past is held than a recording has parts.
 #[derive(Clone, Debug)]
@@ -167,6 +167,13 @@ impl<'a> RunEvents<'a> {
         }
     }
 
+    /// What is held of the past: parts and sizes.
+    #[cfg(test)]
+    pub(in crate::memory::forecast) fn held(&self) -> usize {
+        let sizes = if let Sizes::OfShape(shaped) = &self.sizes { shaped.held() } else { 0 };
+        self.before.len() + self.latest.len() + self.alike.held() + sizes
+    }
+
     /// Begins the next part. `None` at the end of the run.
     fn begin_part(&mut self) -> Option<()> {
         let next = self.script.next()?;
@@ -242,51 +249,6 @@ impl<'a> RunEvents<'a> {
         let first = found.map(|begun| begun.first_ordinal).or_else(|| *self.latest.get(owner)?)?;
         Some(Event::Free { ordinal: Ordinal(first + number) })
     }
-}
-
-/// Which allocations of two parts of one kind are the same thing, in a recording of one shape: a step that loads a batch for
-/// evaluation at its end is like any other until then, and the first step until the optimizer makes its state.
-#[derive(Clone, Debug, Default)]
-struct Alike {
-    known: HashMap<[usize; 2], Vec<bool>, FastHash>,
-}
-
-impl Alike {
-    /// Whether the allocations of this number in two parts are the same thing.
-    fn at(&mut self, recording: &Recording, parts: [usize; 2], number: usize) -> bool {
-        let [one, other] = parts;
-        if one == other {
-            return true;
-        }
-        let known = self.known.entry(parts).or_insert_with(|| alike(recording, one, other));
-        known.get(number).copied().unwrap_or(false)
-    }
-}
-
-/// Those of equal size and stream, and single ones among them that are not: a workspace may have another size each time.
-/// Where one part has more allocations than the other, what comes after the first difference is something else.
-fn alike(recording: &Recording, one: usize, other: usize) -> Vec<bool> {
-    let (one, other): (Vec<_>, Vec<_>) =
-        (allocations_of(recording, one).collect(), allocations_of(recording, other).collect());
-    let equal: Vec<bool> = one.iter().zip(&other).map(|(one, other)| one == other).collect();
-    let is_equal = |place: Option<usize>| place.and_then(|place| equal.get(place)).copied().unwrap_or(false);
-    let mut alike: Vec<bool> = (0..equal.len())
-        .map(|place| is_equal(Some(place)) || (is_equal(place.checked_sub(1)) && is_equal(place.checked_add(1))))
-        .collect();
-    if one.len() != other.len() {
-        let first = alike.iter().position(|is_alike| !is_alike).unwrap_or(alike.len());
-        alike.truncate(first);
-    }
-    alike
-}
-
-fn allocations_of(recording: &Recording, part: usize) -> impl Iterator<Item = (u64, Stream)> {
-    let range = recording.parts().get(part).map_or(0..0, |part| part.events.clone());
-    let events = recording.events().get(range).unwrap_or_default();
-    events.iter().filter_map(|event| match event {
-        Event::Alloc { bytes, stream, .. } => Some((*bytes, *stream)),
-        _ => None,
-    })
 }
 
 impl Iterator for RunEvents<'_> {
