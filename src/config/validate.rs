@@ -61,25 +61,6 @@ impl Loaded {
     /// What is allowed and still worth a word.
     pub fn notes(&self) -> Vec<String> {
         let space = Space::new(&self.plan);
-        /// What a launcher cannot do as it is written.
-        fn launcher_notes(launcher: &LauncherSpec) -> Vec<String> {
-            let mut notes = Vec::new();
-            if launcher.has_nameless_jobs() {
-                notes.push(
-            "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name \
-             (hint: add `\"--job-name={trial}\"`)"
-                .to_owned(),
-        );
-            }
-            if launcher.workers > 1 {
-                notes.push(format!(
-                    "`launcher.workers` is {}, and this version runs one worker at a time",
-                    launcher.workers
-                ));
-            }
-            notes
-        }
-
         let command = self.plan.command();
         let of_command =
             [command.and_then(batch_size_note), command.and_then(|command| length_note(&self.plan, command))];
@@ -87,6 +68,22 @@ impl Loaded {
         let of_target = near_targets_note(&self.plan.target, &space);
         of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_launcher).collect()
     }
+}
+
+/// What a launcher cannot do as it is written.
+fn launcher_notes(launcher: &LauncherSpec) -> Vec<String> {
+    let mut notes = Vec::new();
+    if launcher.has_nameless_jobs() {
+        notes.push(
+    "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name \
+     (hint: add `\"--job-name={trial}\"`)"
+        .to_owned(),
+);
+    }
+    if launcher.workers > 1 {
+        notes.push(format!("`launcher.workers` is {}, and this version runs one worker at a time", launcher.workers));
+    }
+    notes
 }
 
 /// A program that is not told a length cannot be probed at one.
