@@ -405,6 +405,8 @@ fn a_study_forecasts_exactly_runs_out_of_memory_never_and_proves_its_answer() {
     // The replay prefers it, and the soak ran with it.
     assert_eq!(found["recommended"]["allocator"]["conf"], "expandable_segments:True");
     assert_eq!(found["recommended"]["allocator"]["backend"], "expandable");
+    let reason = found["recommended"]["allocator"]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("`expandable_segments:True` holds "), "{reason}");
     let text = std::fs::read_to_string(study.folder.path().join("study/journal.jsonl")).unwrap();
     let soak = text.lines().rfind(|line| line.contains("\"trial_started\"") && line.contains("\"soak\"")).unwrap();
     assert!(soak.contains("expandable_segments:True"), "{soak}");

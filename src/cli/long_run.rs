@@ -18,7 +18,7 @@ use crate::memory::forecast::batching::{
 use crate::memory::forecast::long_run::{Breach, LongRunFigures, Terms, judge, play};
 use crate::memory::forecast::shape::{LongRun, Shape, ShapeError, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::tuning::{
-    Allocator, Bounds, Candidate, Observer, Task, TuneError, Tuning, play_all, tune,
+    Allocator, Bounds, Candidate, Observer, Reach, Task, TuneError, Tuning, play_all, tune,
 };
 use crate::memory::forecast::{ForecastError, Method};
 use crate::memory::policy::{AllocConf, Backend, Policy, ReleaseThreshold};
@@ -245,7 +245,8 @@ impl Source<'_> {
         let chosen = report.tuned.iter().filter_map(|tuned| {
             let change = tuned.tuning.change()?;
             let breach = change.breach.as_ref().map(|breach| (breach.step(), breach.to_string()));
-            let name = format!("batch {}, {} (found)", tuned.batch_size, change.candidate);
+            let found = format!("{} (found)", change.candidate);
+            let name = if several { format!("batch {}, {found}", tuned.batch_size) } else { found };
             Some(html::ForetoldRun { name, figures: &change.figures, breach })
         });
         let better = report.tuned.iter().map(|tuned| html::FoundBetter {
@@ -324,7 +325,10 @@ impl Source<'_> {
         let play = |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| self.play(outline, policy, on_step);
         let steps = u32::try_from(outline.steps).unwrap_or(u32::MAX);
         let (limit_bytes, terms) = (self.limit_bytes, Some(self.terms()));
-        let tuning = tune(&Task { play: &play, baseline: baseline.clone(), limit_bytes, steps, terms }, observer)?;
+        let tuning = tune(
+            &Task { play: &play, baseline: baseline.clone(), limit_bytes, steps, terms, reach: Reach::default() },
+            observer,
+        )?;
         let remedies_under = tuning.choice().map_or(baseline, |choice| choice.candidate.clone());
         let play = |outline: &Outline, policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| {
             self.play(outline, policy, on_step)

@@ -54,7 +54,7 @@ pub mod size;
 pub mod tuning;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -8,25 +8,25 @@ use crate::memory::trace::file::{TraceHeader, TraceWriter};
 use crate::units::MIB;
 
 /// Where it is probed: samples and length.
-pub(super) const PROBES: [(u64, u64); 7] = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
+pub(crate) const PROBES: [(u64, u64); 7] = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
 
 /// Runs out under the defaults, and not with segments that grow.
-pub(super) const FRAGMENTING: Program = Program { staged_bytes: 2048, ahead: 2, activation_bytes: 4096 };
+pub(crate) const FRAGMENTING: Program = Program { staged_bytes: 2048, ahead: 2, activation_bytes: 4096 };
 
 /// A made program. A step computes on tensors of its shape and drops them; what is staged stays on for some steps and lies
 /// between them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Program {
+pub(crate) struct Program {
     /// Bytes of a staged batch for each token.
-    pub(super) staged_bytes: u64,
+    pub(crate) staged_bytes: u64,
     /// Steps that a batch is staged ahead.
-    pub(super) ahead: usize,
+    pub(crate) ahead: usize,
     /// Bytes of each activation for each token.
-    pub(super) activation_bytes: u64,
+    pub(crate) activation_bytes: u64,
 }
 
 impl Program {
-    pub(super) fn record(self, shapes: &[(u64, u64)]) -> Vec<Event> {
+    pub(crate) fn record(self, shapes: &[(u64, u64)]) -> Vec<Event> {
         let mut recorder = Recorder::default();
         recorder.alloc(30 * MIB);
         let mut staged = VecDeque::new();
@@ -54,7 +54,7 @@ impl Program {
         recorder.events
     }
 
-    pub(super) fn forecaster(self) -> ShapeForecaster {
+    pub(crate) fn forecaster(self) -> ShapeForecaster {
         let shapes = PROBES;
         let recordings: Vec<_> = shapes.iter().map(|shape| self.record(&[*shape; 5])).collect();
         let probes: Vec<_> = shapes

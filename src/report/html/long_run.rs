@@ -5,9 +5,13 @@ use super::answer::LONGEST_REASON;
 use super::chart::{Axis, Chart, Guide, Mark, Series, Shape, Unit};
 use super::document::{Section, page, table};
 use super::markup::{Html, brief, text};
+use super::study::Study;
 use crate::memory::forecast::batching::Remedies;
-use crate::memory::forecast::long_run::{LongRunFigures, LongRunPoint};
+use crate::memory::forecast::long_run::{Breach, LongRunFigures, LongRunPoint};
 use crate::memory::forecast::tuning::{Ending, Tuning};
+use crate::search::rules::whole_run::sentence;
+use crate::trial::outlook::PlayedRun;
+use crate::trial::{Outlook, Point};
 use crate::units::{Bytes, Fraction};
 
 /// The most runs in one drawing: so many can be told apart.
@@ -73,6 +77,44 @@ pub fn long_run(found: &LongRunPage<'_>) -> String {
     page("A whole run, forecast", &lead, &sections)
 }
 
+/// The whole runs that a study forecast: that of its answer first.
+pub(super) fn of_study(study: &Study<'_>, html: &mut Html) {
+    let mut played = study.whole_runs.clone();
+    played.sort_by_key(|(point, ..)| !study.is_answer(point));
+    let said: Vec<&(&Point, &Outlook, &[PlayedRun])> = played.iter().filter(|(_, _, runs)| runs.is_empty()).collect();
+    let runs = played.iter().flat_map(|(point, outlook, runs)| {
+        let several = played.len() > 1;
+        runs.iter().map(move |run| ForetoldRun {
+            name: if several { format!("{}, {point}", run.allocator) } else { run.allocator.clone() },
+            figures: &run.figures,
+            breach: breach(outlook, run),
+        })
+    });
+    let runs: Vec<ForetoldRun<'_>> = runs.collect();
+    for (point, outlook, _) in &said {
+        write!(html, "<p class=\"nothing\">{}: {}.</p>", brief(point, 160), brief(sentence(outlook), LONGEST_REASON));
+    }
+    if runs.is_empty() && said.is_empty() {
+        write!(
+            html,
+            "<p class=\"nothing\">No whole run was forecast: the journal is of an earlier version, the study ended before, or \
+             <code>safety.horizon_steps</code> is 0.</p>"
+        );
+    }
+    if !runs.is_empty() {
+        figures(&runs, Held { limit_bytes: study.limit_bytes(), threshold: study.threshold() }, html);
+    }
+}
+
+/// Where a run of a study breaks, if it is the one that its outlook tells of.
+fn breach(outlook: &Outlook, run: &PlayedRun) -> Option<(u32, String)> {
+    let told = outlook.breach.as_ref().or(outlook.doubt.as_ref());
+    let told = told.filter(|breach| breach.reason.contains(&format!("allocator {}", run.allocator)));
+    let told = told.map(|breach| (breach.step, breach.reason.clone()));
+    let end = || run.figures.out_of_memory.map(|end| (end.step, Breach::OutOfMemory(end).to_string()));
+    told.or_else(end)
+}
+
 /// The drawings of runs, and their table.
 pub(super) fn figures(runs: &[ForetoldRun<'_>], held: Held, html: &mut Html) {
     write!(html, "<div class=\"figures\">");
@@ -112,7 +154,8 @@ fn memory(runs: &[ForetoldRun<'_>], held: Held, html: &mut Html) {
             marks: marks(run.figures, |point| Some(point.peak_reserved_bytes as f64)),
         })
         .collect();
-    series.extend(drawn().take(1).map(|run| Series {
+    // What is live is the same under every setting; the run that came furthest shows the most of it.
+    series.extend(drawn().max_by_key(|run| run.figures.steps).map(|run| Series {
         name: "allocated".to_owned(),
         shape: Shape::Dashed,
         marks: marks(run.figures, |point| Some(point.peak_allocated_bytes as f64)),

@@ -58,6 +58,7 @@ pub fn page(journal: &Contents) -> String {
         Section::new("answer", "Answer and checks", |html| answer::write(&study, html)),
         Section::new("scaling", "By batch size", |html| scaling::write(&study, html)),
         Section::new("fragmentation", "Over steps", |html| fragmentation::write(&study, html)),
+        Section::new("whole-run", "The whole run", |html| long_run::of_study(&study, html)),
         Section::new("blocks", "Blocks at the worst moment", |html| {
             blocks(&study, "block-map", "Where the blocks lie", html);
         }),

@@ -22,7 +22,7 @@ use crate::units::MIB;
 /// What may be left on the device after a trial for the next one to start as if it were the first.
 const CLEAN_BYTES: u64 = 8 * MIB;
 /// Steps between two trims under [`Trim::EveryK`].
-const TRIM_EVERY_STEPS: u32 = 10;
+pub(crate) const TRIM_EVERY_STEPS: u32 = 10;
 /// The longest text of a warning or an error, in characters.
 const TEXT_CHARS: usize = 4_000;
 

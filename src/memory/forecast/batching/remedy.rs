@@ -147,8 +147,15 @@ fn advised(ways: &[Remedy]) -> Option<usize> {
         !as_it_is.figures.survives || saved > held / NEGLIGIBLE_DIVISOR
     };
     let helping = others.iter().enumerate().filter(|(_, way)| way.figures.survives && helps(way));
+    let helping: Vec<(usize, &Remedy)> = helping.collect();
     // What pads much more is taken only where nothing else comes to the end.
-    let best = helping.min_by_key(|(place, way)| (is_dear(way), way.run.peak_reserved_bytes, *place));
+    let least = helping.iter().map(|(_, way)| (is_dear(way), way.run.peak_reserved_bytes)).min()?;
+    let is_close = |way: &Remedy| {
+        let more = way.run.peak_reserved_bytes.saturating_sub(least.1);
+        is_dear(way) == least.0 && more <= least.1 / NEGLIGIBLE_DIVISOR
+    };
+    let close = helping.into_iter().filter(|(_, way)| is_close(way));
+    let best = close.min_by(|(_, one), (_, other)| padding(one).total_cmp(&padding(other)));
     best.filter(|(_, way)| !is_dear(way) || !as_it_is.figures.survives).map(|(place, _)| place + 1)
 }
 

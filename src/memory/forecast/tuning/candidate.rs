@@ -9,7 +9,9 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use crate::memory::policy::{AllocConf, Backend, ReleaseThreshold, Settings};
+use super::supervised::{Stop, Supervised};
+use crate::memory::policy::native::Native;
+use crate::memory::policy::{AllocConf, Backend, Policy, ReleaseThreshold, Settings};
 use crate::units::MIB;
 
 /// Sizes for `max_split_size_mb`. PyTorch refuses those of 20 MiB and less.
@@ -61,6 +63,12 @@ impl Candidate {
             Allocator::DriverPool(release_threshold) => Settings::driver_pool(*release_threshold),
             Allocator::Given(settings) => *settings,
         }
+    }
+
+    /// The allocator under a limit, with its releases.
+    pub fn policy(&self, limit_bytes: u64) -> Box<dyn Policy> {
+        let native = Native::with_settings(self.settings(), limit_bytes);
+        Box::new(Supervised::new(native, self.trim_every, u64::MAX, Stop::default()))
     }
 
     /// Whether the model of the allocator may err.

@@ -37,11 +37,7 @@ fn is_sound(tried: &Tried) -> bool {
 /// V at its highest, with the error that its model may have against those that are exact.
 fn reserved(tried: &Tried) -> u64 {
     let bytes = tried.figures.peak_reserved_bytes;
-    if tried.stage != Stage::Baseline && tried.candidate.is_approximate() {
-        bytes.saturating_add(bytes / APPROXIMATE_DIVISOR)
-    } else {
-        bytes
-    }
+    if tried.errs { bytes.saturating_add(bytes / APPROXIMATE_DIVISOR) } else { bytes }
 }
 
 /// The place of the best; `None` where none survives. The first is the baseline, which wins ties.

@@ -70,6 +70,18 @@ pub struct Task<'a> {
     pub steps: u32,
     /// What the run is held to beside the limit: a setting under which it breaks these is taken only where none keeps them.
     pub terms: Option<Terms>,
+    /// What may be changed.
+    pub reach: Reach,
+}
+
+/// What a search may change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// Settings alone, which a launch can bring with it.
+    Settings,
+    /// The training loop too, which has to release the cache.
+    #[default]
+    SettingsAndReleases,
 }
 
 /// A part of the search.
@@ -120,6 +132,9 @@ pub struct Tried {
     pub candidate: Candidate,
     /// How it ended.
     pub ending: Ending,
+    /// Whether its model may err where the baseline's does not.
+    #[serde(rename = "approximate")]
+    pub errs: bool,
     /// What it breaks of the terms, though it may come to its end.
     pub breach: Option<Breach>,
     /// Its figures. Only the baseline and the choice keep their series.

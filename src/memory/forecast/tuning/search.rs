@@ -6,7 +6,7 @@ use super::live::Live;
 use super::played::{Bounds, Watched, play_to, play_under};
 use super::reason::Told;
 use super::supervised::Stop;
-use super::{Ending, MAX_PLAYS, Observer, Stage, Task, Tried, TuneError, Tuning, reason};
+use super::{Ending, MAX_PLAYS, Observer, Reach, Stage, Task, Tried, TuneError, Tuning, reason};
 use crate::memory::forecast::long_run::{Breach, LongRunEnd, judge};
 use crate::memory::parallel::in_parallel;
 use crate::memory::policy::{AllocConf, Backend};
@@ -32,7 +32,7 @@ pub fn tune(task: &Task<'_>, observer: &dyn Observer) -> Result<Tuning, TuneErro
         let together = search.together(has_limit);
         search.run(Stage::Together, together)?;
     }
-    if !search.is_settled() {
+    if task.reach == Reach::SettingsAndReleases && !search.is_settled() {
         let trimmed = search.trimmed();
         search.run(Stage::Releases, trimmed)?;
     }
@@ -60,7 +60,8 @@ impl Search<'_> {
     }
 
     fn play(&self, stage: Stage, candidate: &Candidate, bound_bytes: u64) -> Result<Tried, TuneError> {
-        let limit_bytes = self.limit_bytes(stage, candidate);
+        let errs = stage != Stage::Baseline && candidate.is_approximate() && !self.task.baseline.is_approximate();
+        let limit_bytes = if errs { self.careful_limit_bytes() } else { self.task.limit_bytes };
         let (ending, figures) = play_under(
             self.task.play,
             candidate,
@@ -70,16 +71,14 @@ impl Search<'_> {
         let breach = self.task.terms.and_then(|terms| judge(&figures, &terms));
         // What was cut short broke nothing yet, and running out is an ending.
         let breach = breach.filter(|breach| ending == Ending::Survived && !matches!(breach, Breach::OutOfMemory(_)));
-        Ok(Tried { stage, candidate: candidate.clone(), ending, breach, figures })
+        Ok(Tried { stage, candidate: candidate.clone(), ending, errs, breach, figures })
     }
 
-    /// C, less what a model that may err could be off by. The baseline is held to C itself, as everywhere.
-    fn limit_bytes(&self, stage: Stage, candidate: &Candidate) -> u64 {
-        let limit_bytes = self.task.limit_bytes;
-        if limit_bytes < u64::MAX && stage != Stage::Baseline && candidate.is_approximate() {
-            limit_bytes - limit_bytes / APPROXIMATE_DIVISOR
-        } else {
-            limit_bytes
+    /// C, less what a model that errs could be off by.
+    fn careful_limit_bytes(&self) -> u64 {
+        match self.task.limit_bytes {
+            u64::MAX => u64::MAX,
+            limit_bytes => limit_bytes - limit_bytes / APPROXIMATE_DIVISOR,
         }
     }
 

@@ -2,14 +2,12 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::supervised::{Stop, Supervised};
 use super::*;
 use crate::memory::event::{Event, Mark};
 use crate::memory::forecast::long_run::play;
 use crate::memory::forecast::shape::{LongRun, Shape};
 use crate::memory::forecast::testing::{FRAGMENTING, Program};
 use crate::memory::player::Player;
-use crate::memory::policy::native::Native;
 use crate::memory::policy::{ReleaseThreshold, Settings};
 use crate::units::MIB;
 
@@ -24,7 +22,8 @@ fn tuned(program: Program, shapes: &[Shape], baseline: Candidate, limit_bytes: u
     let play =
         |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| Ok(play(forecaster.events(long)?, policy, on_step));
     let steps = u32::try_from(shapes.len()).unwrap();
-    tune(&Task { play: &play, baseline, limit_bytes, steps, terms: None }, &Unobserved).unwrap()
+    tune(&Task { play: &play, baseline, limit_bytes, steps, terms: None, reach: Reach::default() }, &Unobserved)
+        .unwrap()
 }
 
 fn defaults() -> Candidate {
@@ -34,13 +33,7 @@ fn defaults() -> Candidate {
 /// A program as it really runs, under a setting: the step in which it runs out.
 fn really(program: Program, shapes: &[Shape], candidate: &Candidate, limit_bytes: u64) -> Option<u32> {
     let run: Vec<(u64, u64)> = shapes.iter().map(|shape| (shape.values()[0], shape.values()[1])).collect();
-    let policy = Supervised::new(
-        Native::with_settings(candidate.settings(), limit_bytes),
-        candidate.trim_every,
-        u64::MAX,
-        Stop::default(),
-    );
-    let mut player = Player::new(Box::new(policy));
+    let mut player = Player::new(candidate.policy(limit_bytes));
     let mut step = 0;
     for event in program.record(&run) {
         if let Event::Mark(Mark::Step(number)) = event {
@@ -171,7 +164,14 @@ fn a_search_can_be_left_and_otherwise_counts_every_step() {
     let long = LongRun::of(&shapes);
     let play =
         |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| Ok(play(forecaster.events(long)?, policy, on_step));
-    let task = Task { play: &play, baseline: defaults(), limit_bytes: 290 * MIB, steps: 50, terms: None };
+    let task = Task {
+        play: &play,
+        baseline: defaults(),
+        limit_bytes: 290 * MIB,
+        steps: 50,
+        terms: None,
+        reach: Reach::default(),
+    };
     for patience in [3, 120] {
         let observer = Impatient { steps: AtomicU32::new(0), patience };
         assert_eq!(tune(&task, &observer), Err(TuneError::Interrupted));

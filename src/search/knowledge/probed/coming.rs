@@ -13,7 +13,7 @@ use crate::data::run_shapes::{BatchShape, RunShapes};
 use crate::memory::forecast::long_run::{LongRunFigures, Terms, judge, play};
 use crate::memory::forecast::shape::{self, LongRun, Shape};
 use crate::memory::forecast::{MIN_BATCH_SIZE, Method};
-use crate::memory::policy::{self, Settings};
+use crate::memory::policy::{self, Policy, Settings};
 use crate::trial::outlook::{PlayedRun, RunBreach};
 use crate::trial::{Outlook, Point};
 use crate::units::Bytes;
@@ -27,6 +27,10 @@ pub(super) struct Setting {
     /// Whether its rate of fragmentation counts.
     pub(super) rate_gates: bool,
 }
+
+/// Whoever follows a play has ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended;
 
 /// A run that is coming.
 pub(super) struct Coming<'a> {
@@ -76,6 +80,27 @@ impl Coming<'_> {
         limit_bytes: u64,
         progress: &mut Progress<'_, '_>,
     ) -> Option<Result<LongRunFigures, String>> {
+        self.figures_of(policy::with_settings(setting.settings, limit_bytes), progress)
+    }
+
+    /// V at its highest under another policy, if the run lasts with it.
+    pub(super) fn reserved_if_it_lasts(
+        &self,
+        setting: &Setting,
+        policy: Box<dyn Policy>,
+        watch: &mut Watch<'_>,
+    ) -> Result<Option<u64>, Ended> {
+        let mut progress = Progress { watch, total: self.run.horizon_steps, done: 0, is_ended: false };
+        let figures = self.figures_of(policy, &mut progress).ok_or(Ended)?;
+        let lasting = figures.ok().filter(|figures| self.breach(setting, figures).is_none());
+        Ok(lasting.map(|figures| figures.peak_reserved_bytes))
+    }
+
+    fn figures_of(
+        &self,
+        policy: Box<dyn Policy>,
+        progress: &mut Progress<'_, '_>,
+    ) -> Option<Result<LongRunFigures, String>> {
         let forecaster = self.basis.forecaster.as_ref();
         let sequence = Sequence { coming: self, len: self.run.horizon_steps as usize };
         let long = LongRun {
@@ -89,7 +114,7 @@ impl Coming<'_> {
             Ok(events) => events,
             Err(error) => return Some(Err(error.to_string())),
         };
-        let figures = play(events, policy::with_settings(setting.settings, limit_bytes), &mut |_| progress.step());
+        let figures = play(events, policy, &mut |_| progress.step());
         (!progress.is_ended).then_some(Ok(figures))
     }
 

@@ -70,7 +70,7 @@ pub type Watch<'a> = dyn FnMut(PlayedSteps) -> ControlFlow<()> + 'a;
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     /// Samples in the data to train on.
-    samples: Option<usize>,
+    pub(super) samples: Option<usize>,
     /// Recordings at lengths of their own, by their point without its batch size, until there are enough of them.
     recordings: BTreeMap<Point, BTreeMap<ProbeShape, Vec<Event>>>,
     /// What was made of them, or why nothing was.
@@ -150,7 +150,7 @@ impl Probed {
     }
 
     /// The allocators that a run is played to: the device's own, and the planned one where that is another and counts.
-    fn settings_of_run(&self, point: &Point) -> Vec<Setting> {
+    pub(super) fn settings_of_run(&self, point: &Point) -> Vec<Setting> {
         let (terms, source) = (&self.terms, self.terms.safety.fragmentation_source);
         let conf = point.alloc_conf.clone().or_else(|| terms.alloc_conf.clone());
         let is_another = terms.planned != AllocatorKind::Auto && terms.planned != terms.allocator;
@@ -166,7 +166,7 @@ impl Probed {
     }
 
     /// What a run of a point is made of.
-    fn basis(&self, point: &Point, history: &History) -> Result<Basis<'_>, String> {
+    pub(super) fn basis(&self, point: &Point, history: &History) -> Result<Basis<'_>, String> {
         if self.probe_shapes()?.is_empty() {
             return self.basis_of_batches(point);
         }
@@ -183,7 +183,7 @@ impl Probed {
     }
 
     /// The same from the probes that foretell batch sizes.
-    fn basis_of_batches(&self, point: &Point) -> Result<Basis<'_>, String> {
+    pub(super) fn basis_of_batches(&self, point: &Point) -> Result<Basis<'_>, String> {
         let own = Kind::of(point);
         // With accumulation a step holds a sum of gradients, so it bounds one without.
         let kinds = [own, Kind { accumulation: 2, ..own }];
