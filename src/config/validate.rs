@@ -75,10 +75,10 @@ fn launcher_notes(launcher: &LauncherSpec) -> Vec<String> {
     let mut notes = Vec::new();
     if launcher.has_nameless_jobs() {
         notes.push(
-    "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name \
-     (hint: add `\"--job-name={trial}\"`)"
-        .to_owned(),
-);
+            "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name \
+             (hint: add `\"--job-name={trial}\"`)"
+                .to_owned(),
+        );
     }
     if launcher.workers > 1 {
         notes.push(format!("`launcher.workers` is {}, and this version runs one worker at a time", launcher.workers));
