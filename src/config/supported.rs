@@ -16,7 +16,6 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
     };
     let replicas = file.target.replicas.get();
     let refusals = [
-        (file.launcher.is_some(), "launcher", "a launcher".to_owned(), "remove it, or write `null`"),
         (many_devices, "devices", "more than one device".to_owned(), "use `auto`, or name one"),
         (replicas > 1, "target.replicas", format!("`{replicas}`, more than one replica,"), "use 1"),
     ];

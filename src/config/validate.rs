@@ -10,6 +10,7 @@ use crate::model::{ModelError, Registry, Weights};
 use crate::search::{Space, length_probes};
 use crate::text::with_causes;
 use crate::trial::command::{CommandSpec, Placeholder};
+use crate::trial::launcher::LauncherSpec;
 
 impl Loaded {
     /// Refuses a plan whose model or data this binary cannot build.
@@ -63,8 +64,26 @@ impl Loaded {
         let command = self.plan.command();
         let of_command =
             [command.and_then(batch_size_note), command.and_then(|command| length_note(&self.plan, command))];
-        near_targets_note(&self.plan.target, &space).into_iter().chain(of_command.into_iter().flatten()).collect()
+        let of_launcher = self.plan.launcher.iter().flat_map(launcher_notes);
+        let of_target = near_targets_note(&self.plan.target, &space);
+        of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_launcher).collect()
     }
+}
+
+/// What a launcher cannot do as it is written.
+fn launcher_notes(launcher: &LauncherSpec) -> Vec<String> {
+    let mut notes = Vec::new();
+    if launcher.has_nameless_jobs() {
+        notes.push(
+            "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name \
+             (hint: add `\"--job-name={trial}\"`)"
+                .to_owned(),
+        );
+    }
+    if launcher.workers > 1 {
+        notes.push(format!("`launcher.workers` is {}, and this version runs one worker at a time", launcher.workers));
+    }
+    notes
 }
 
 /// A program that is not told a length cannot be probed at one.

@@ -59,6 +59,8 @@ pub enum End {
     NoSafePoint,
     /// The smallest trial failed for a reason that no batch size cures; how, in a sentence.
     WorkloadFails(String),
+    /// The launcher started no worker in time; what it said, in a sentence.
+    NotStarted(String),
     /// The budget ended first.
     BudgetEnded,
     /// The user asked to stop.
@@ -230,6 +232,10 @@ impl<'a> Running<'a> {
             // A trial that was cut short says nothing of its point: it is not told, and runs again on resume.
             return Ok(Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded }));
         }
+        if matches!(record.outcome, Outcome::NotStarted { .. }) {
+            // Nor does a cluster that is full; the next trial would wait as long.
+            return Ok(Some(End::NotStarted(explain(&record.outcome))));
+        }
         self.finished(record);
         Ok(None)
     }
@@ -350,7 +356,9 @@ fn event_of(observation: Observation, total: &mut u32) -> Option<Event> {
 /// An outcome with the last lines of the worker's log, where they are all there is to go by.
 fn explain(outcome: &Outcome) -> String {
     match outcome {
-        Outcome::Crashed { log, .. } if !log.is_empty() => format!("{outcome}; its last lines were:\n{log}"),
+        Outcome::Crashed { log, .. } | Outcome::NotStarted { log, .. } if !log.is_empty() => {
+            format!("{outcome}; its last lines were:\n{log}")
+        }
         _ => outcome.to_string(),
     }
 }
