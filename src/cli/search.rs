@@ -129,6 +129,7 @@ fn executor(plan: &Plan, folder: &Path, interrupt: &Interrupt) -> Result<Box<dyn
             command: command.clone(),
             precision: plan.train.precision.to_string(),
             seed: plan.seed,
+            replicas: plan.target.replicas,
             device: plan.device,
             limit: plan.memory.limit,
             allocator: plan.memory.allocator,

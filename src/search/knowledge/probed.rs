@@ -136,7 +136,7 @@ impl Probed {
         let failed = probes.clone().find(|trial| !trial.record.completed());
         let reason = match failed {
             Some(trial) => {
-                format!("the probe at batch size {}: {}", trial.record.spec.point.batch_size, trial.record.outcome)
+                format!("the probe at batch size {}: {}", trial.record.spec.point.batch_size, trial.record.ending())
             }
             None if probes.nth(1).is_some() => "the probes' recordings cannot be read".to_owned(),
             None => return None,
@@ -357,6 +357,7 @@ fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
     TrialRecord {
         spec: TrialSpec { id: TrialId(0), purpose: Purpose::Probe, point, warmup_steps, steps, sample_every },
         outcome: Outcome::Completed,
+        rank: None,
         measurement: Some(measurement),
         samples: vec![sample],
         warnings: Vec::new(),

@@ -18,7 +18,7 @@ impl Rule for Completion {
         let (level, reason) = match &trial.outcome {
             Outcome::Completed if !trial.is_observed() => (Level::Passed, "it ran, and nothing failed".to_owned()),
             Outcome::Completed => (Level::Passed, format!("all {} ran", plural(steps_run(trial) as usize, "step"))),
-            outcome => (Level::Failed, outcome.to_string()),
+            _ => (Level::Failed, trial.ending()),
         };
         Finding { value: None, limit: None, level, reason }
     }

@@ -270,6 +270,7 @@ pub(crate) mod testing {
                 sample_every: 2,
             },
             outcome: Outcome::Completed,
+            rank: None,
             measurement: Some(measurement),
             samples,
             warnings: Vec::new(),

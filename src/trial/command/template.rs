@@ -23,7 +23,7 @@ pub enum Placeholder {
     BatchSize,
     /// Micro-batches per optimizer step, as the trial runs them.
     AccumulationSteps,
-    /// Samples per optimizer step, as the trial runs it.
+    /// Samples per optimizer step over all ranks, as the trial runs it.
     EffectiveBatchSize,
     /// Loader workers.
     LoaderWorkers,
@@ -43,11 +43,13 @@ pub enum Placeholder {
     WarmupSteps,
     /// The seed.
     Seed,
+    /// Ranks that train together.
+    Replicas,
 }
 
 impl Placeholder {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::BatchSize,
         Self::AccumulationSteps,
         Self::EffectiveBatchSize,
@@ -60,6 +62,7 @@ impl Placeholder {
         Self::Steps,
         Self::WarmupSteps,
         Self::Seed,
+        Self::Replicas,
     ];
 
     /// The name between the braces. Its environment variable is `TUNE_` and the name in capitals.
@@ -77,6 +80,7 @@ impl Placeholder {
             Self::Steps => "steps",
             Self::WarmupSteps => "warmup_steps",
             Self::Seed => "seed",
+            Self::Replicas => "replicas",
         }
     }
 
@@ -94,6 +98,8 @@ pub struct Filling<'a> {
     pub precision: &'a str,
     /// The seed.
     pub seed: u64,
+    /// Ranks that train together.
+    pub replicas: usize,
 }
 
 impl Filling<'_> {
@@ -104,7 +110,9 @@ impl Filling<'_> {
         match placeholder {
             Placeholder::BatchSize => point.batch_size.to_string(),
             Placeholder::AccumulationSteps => accumulation.to_string(),
-            Placeholder::EffectiveBatchSize => point.batch_size.saturating_mul(accumulation).to_string(),
+            Placeholder::EffectiveBatchSize => {
+                point.batch_size.saturating_mul(accumulation).saturating_mul(self.replicas).to_string()
+            }
             Placeholder::LoaderWorkers => point.loader_workers.to_string(),
             Placeholder::PrefetchDepth => point.prefetch_depth.to_string(),
             Placeholder::DevicePrefetch => point.device_prefetch.to_string(),
@@ -114,6 +122,7 @@ impl Filling<'_> {
             Placeholder::Steps => self.trial.total_steps().to_string(),
             Placeholder::WarmupSteps => self.trial.warmup_steps.to_string(),
             Placeholder::Seed => self.seed.to_string(),
+            Placeholder::Replicas => self.replicas.to_string(),
         }
     }
 }
@@ -242,7 +251,7 @@ mod tests {
     use super::*;
 
     fn filled(text: &str) -> String {
-        Template::parse(text).unwrap().fill(&Filling { trial: &trial(8), precision: "bf16", seed: 7 })
+        Template::parse(text).unwrap().fill(&Filling { trial: &trial(8), precision: "bf16", seed: 7, replicas: 1 })
     }
 
     #[test]
@@ -252,6 +261,13 @@ mod tests {
         assert_eq!(filled("--steps={steps}"), "--steps=12");
         // A measuring trial accumulates twice at most.
         assert_eq!(filled("{accumulation_steps} {effective_batch_size}"), "2 16");
+    }
+
+    #[test]
+    fn ranks_are_counted_and_share_an_update() {
+        let template = Template::parse("--nproc-per-node={replicas} {effective_batch_size}").unwrap();
+        let filling = Filling { trial: &trial(8), precision: "f32", seed: 0, replicas: 4 };
+        assert_eq!(template.fill(&filling), "--nproc-per-node=4 64");
     }
 
     #[test]
