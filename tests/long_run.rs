@@ -89,11 +89,11 @@ fn every_step_of_a_run_of_varying_lengths_is_forecast_to_the_byte_from_seven_tin
     let run: Vec<[u64; 2]> = (0..STEPS).map(|step| [8, 7 + step * 37 % 58]).collect();
     let (_, real) = train(&run);
     let shapes: Vec<Shape> = run.iter().copied().map(Shape::of).collect();
-    let long = LongRun { shapes: &shapes, evaluation: shapes[0], evaluate_every: None };
+    let long = LongRun::of(&shapes);
     let figures = play(forecaster.events(long).unwrap(), Box::new(Native::new(LIMIT_BYTES)), &mut |_| ());
     assert_eq!(figures.steps as usize, run.len());
     for (point, sample) in figures.points.iter().zip(&real) {
-        let LongRunPoint { step, peak_allocated_bytes, peak_reserved_bytes } = *point;
+        let LongRunPoint { step, peak_allocated_bytes, peak_reserved_bytes, .. } = *point;
         assert_eq!(peak_reserved_bytes, sample.peak_reserved_bytes, "reserved in step {step}");
         // The first window of the real run has the build as well.
         if step > 0 {

@@ -237,7 +237,7 @@ fn play_all(
         loop {
             let place = next.fetch_add(1, Ordering::Relaxed) as usize;
             let Some(job) = jobs.get(place) else { return Ok(played) };
-            let run = LongRun { shapes: &job.shapes, evaluation: job.evaluation, evaluate_every };
+            let run = LongRun { evaluation: job.evaluation, evaluate_every, ..LongRun::of(&job.shapes) };
             let policy = Box::new(Native::with_settings(job.settings, limit_bytes));
             played.push((place, play(forecaster.events(run)?, policy, &mut |_| bar.inc(1))));
         }

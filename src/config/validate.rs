@@ -6,7 +6,7 @@
 use super::plan::Subject;
 use super::{ConfigError, Loaded};
 use crate::data::{self, DataError};
-use crate::model::{ModelError, Registry};
+use crate::model::{ModelError, Registry, Weights};
 use crate::search::Space;
 use crate::text::with_causes;
 use crate::trial::command::{CommandSpec, Placeholder};
@@ -23,7 +23,12 @@ impl Loaded {
             ));
         }
         let Subject::Model(model) = &plan.subject else { return Ok(()) };
-        let input = registry.input(model).map_err(|error| {
+        let input = registry.input(model).and_then(|input| {
+            // Minutes of a study would pass before a build found out.
+            model.weights.as_deref().map_or(Ok(()), |path| Weights::open(path, &[]).map(drop))?;
+            Ok(input)
+        });
+        let input = input.map_err(|error| {
             let key = match &error {
                 ModelError::UnknownFamily { .. } => "model.family".to_owned(),
                 ModelError::UnknownPreset { .. } => "model.preset".to_owned(),
@@ -124,6 +129,17 @@ mod tests {
         );
         let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
         assert!(message.starts_with("model.yaml:2:25: data.sequence_length: "), "{message}");
+    }
+
+    #[test]
+    fn weights_that_no_build_could_read_point_at_their_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        std::fs::write(&path, "no header").unwrap();
+        let model = format!("model:\n  family: gpt\n  preset: nano\n  weights: {}\n", path.display());
+        let loaded = load(&format!("{model}target: {{batch_size: 8}}\n"));
+        let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
+        assert!(message.starts_with("model.yaml:4:12: model.weights: cannot read"), "{message}");
     }
 
     #[test]

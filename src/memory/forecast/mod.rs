@@ -133,6 +133,23 @@ pub enum ForecastError {
         "the probes hold no steady step to repeat (hint: record at least three updates, before any evaluation pass)"
     )]
     NoSteadyStep,
+    /// The recording never did this.
+    #[error("the probes hold no {part} (hint: record one that does, or leave it out of the run)")]
+    PartNotRecorded {
+        /// What is missing.
+        part: recording::PartKind,
+    },
+    /// No recorded micro-step can be repeated, or left out.
+    #[error(
+        "updates of `{wanted}` micro-steps cannot be made from recorded ones of `{recorded}` (hint: record three \
+         micro-steps an update for more of them, or as many as the run has)"
+    )]
+    AccumulationNotRecorded {
+        /// Micro-steps of a recorded update.
+        recorded: usize,
+        /// Micro-steps of an update of the run.
+        wanted: usize,
+    },
     /// The run is too long.
     #[error("a run of `{updates}` updates is too long (hint: memory repeats itself long before {})", run::MAX_UPDATES)]
     TooManyUpdates {

@@ -6,7 +6,7 @@
 
 use crate::memory::event::Phase;
 use crate::memory::forecast::recording::PartKind;
-use crate::memory::forecast::shape::{Shape, SizeFit};
+use crate::memory::forecast::shape::{RunShapes, Shape, SizeFit};
 
 /// The fitted sizes of a recording's allocations.
 #[derive(Clone, Debug, Default)]
@@ -25,16 +25,16 @@ impl ShapeFits {
 
 /// The shapes of a run.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::memory::forecast) struct RunShapes<'a> {
+pub(in crate::memory::forecast) struct Shapes<'a> {
     /// Of each training step; the last one stands for all that follow.
-    pub steps: &'a [Shape],
+    pub steps: &'a dyn RunShapes,
     /// Of an evaluation pass, and of everything else.
     pub evaluation: Shape,
 }
 
-impl RunShapes<'_> {
-    fn step(&self, number: usize) -> &Shape {
-        self.steps.get(number).or(self.steps.last()).unwrap_or(&self.evaluation)
+impl Shapes<'_> {
+    fn step(&self, number: usize) -> Shape {
+        self.steps.len().checked_sub(1).map_or(self.evaluation, |last| self.steps.shape(number.min(last)))
     }
 }
 
@@ -42,7 +42,7 @@ impl RunShapes<'_> {
 #[derive(Clone, Debug)]
 pub(in crate::memory::forecast) struct Shaped<'a> {
     fits: &'a ShapeFits,
-    shapes: RunShapes<'a>,
+    shapes: Shapes<'a>,
     steps: usize,
     loads: usize,
     kind: PartKind,
@@ -53,7 +53,7 @@ pub(in crate::memory::forecast) struct Shaped<'a> {
 }
 
 impl<'a> Shaped<'a> {
-    pub(in crate::memory::forecast) fn new(fits: &'a ShapeFits, shapes: RunShapes<'a>) -> Self {
+    pub(in crate::memory::forecast) fn new(fits: &'a ShapeFits, shapes: Shapes<'a>) -> Self {
         Self {
             fits,
             shapes,
@@ -74,7 +74,7 @@ impl<'a> Shaped<'a> {
         self.is_past_forward = false;
         self.computed = if kind == PartKind::Step {
             self.steps += 1;
-            self.fits.at(self.shapes.step(self.steps - 1))
+            self.fits.at(&self.shapes.step(self.steps - 1))
         } else {
             self.fits.at(&self.shapes.evaluation)
         };
@@ -88,8 +88,8 @@ impl<'a> Shaped<'a> {
             return;
         }
         let is_training = self.kind == PartKind::Step && !self.is_past_forward;
-        let shape = if is_training { self.shapes.step(self.loads) } else { &self.shapes.evaluation };
-        self.loaded = self.fits.at(shape);
+        let shape = if is_training { self.shapes.step(self.loads) } else { self.shapes.evaluation };
+        self.loaded = self.fits.at(&shape);
         self.loads += usize::from(is_training);
     }
 
