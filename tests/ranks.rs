@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use batchtune::device::DeviceChoice;
@@ -19,6 +20,9 @@ use batchtune::units::{Bytes, GIB, MIB};
 use serde_json::Value;
 
 const TRAINER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_trainer.py");
+
+/// One trial at a time: each has four processes, and what one of them died of is seen for a moment only.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// A study folder with an executor of three ranks.
 struct Bench {
@@ -69,7 +73,12 @@ impl Bench {
 
     /// Runs a trial, after which nothing of it is left, neither file nor process.
     fn run(&mut self, purpose: Purpose, batch_size: usize) -> TrialRecord {
-        let record = self.executor.run(&trial(purpose, batch_size), &mut |_| {}).unwrap();
+        self.watch(purpose, batch_size, |_| {})
+    }
+
+    fn watch(&mut self, purpose: Purpose, batch_size: usize, mut observe: impl FnMut(Observation)) -> TrialRecord {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let record = self.executor.run(&trial(purpose, batch_size), &mut observe).unwrap();
         let files = std::fs::read_dir(self.folder.path()).unwrap().map(|file| file.unwrap().path());
         let left: Vec<_> = files.filter(|path| path.extension().is_none_or(|kind| kind != "trace")).collect();
         assert!(left.is_empty(), "{left:?}");
@@ -114,12 +123,11 @@ fn the_worst_rank_is_what_is_measured_and_the_samples_are_the_world_s() {
     let alone = Bench::with(&[], |config| config.replicas = 1).run(Purpose::Ladder, 8);
     let mut steps = Vec::new();
     let mut bench = Bench::new(&["--rank-ms=4", "--rank-bytes=100000000"]);
-    let record = bench.executor.run(&trial(Purpose::Ladder, 8), &mut |observation| {
+    let record = bench.watch(Purpose::Ladder, 8, |observation| {
         if let Observation::Step { step, .. } = observation {
             steps.push(step);
         }
     });
-    let record = record.unwrap();
     assert_eq!((&record.outcome, record.rank), (&Outcome::Completed, None), "{record:?}");
     assert_eq!(record.warnings, [""; 0]);
     assert_eq!(steps, (1..=8).collect::<Vec<u32>>(), "a step is done once");

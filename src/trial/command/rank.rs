@@ -109,13 +109,13 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Looks at its process. That comes before its report is looked at, so that the last words of one that has ended are
+    /// Looks at its process at the moment `now`. That comes before its report is looked at, so that the last words of one that has ended are
     /// read.
-    pub(super) fn look_at_process(&mut self) {
+    pub(super) fn look_at_process(&mut self, now: Instant) {
         if self.ended.is_none() && self.over.is_none() {
             self.ended = self.process.as_ref().and_then(RankProcess::ended);
             if self.ended.is_none() {
-                self.alive = Instant::now();
+                self.alive = now;
             }
         }
     }

@@ -164,7 +164,8 @@ impl Following<'_> {
                 observe(Observation::Log(line));
             }
             // What is seen in one round is of one moment: nobody knows what of it came first.
-            self.ranks.iter_mut().for_each(Rank::look_at_process);
+            let now = Instant::now();
+            self.ranks.iter_mut().for_each(|rank| rank.look_at_process(now));
             let (now, mut is_read_up) = (Instant::now(), true);
             for rank in &mut self.ranks {
                 is_read_up &= rank.look(now, &mut self.kin, observe);
