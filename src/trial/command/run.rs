@@ -43,6 +43,8 @@ const LOG_LINES: usize = 256;
 const REPORTER: &str = "tune_report: ";
 /// For the other ranks to say their last words when one has ended otherwise than well.
 const AFTERMATH: Duration = Duration::from_secs(1);
+/// For a launcher whose ranks have all ended well: it meets those of other machines first.
+const LAUNCHER_LEAVES: Duration = Duration::from_secs(5);
 /// For a launcher that has ended its ranks to say why, by its own status.
 const LAUNCHER: Duration = Duration::from_secs(10);
 
@@ -116,10 +118,11 @@ pub(super) fn follow(
     };
     let ending = following.until_it_ends(&mut running, observe);
     let patience = &terms.patience;
+    let mut leaves_by_itself = false;
     let end = match &ending {
         // It has said its last words and leaves by itself.
         Ending::Over if following.has_said_its_last() => {
-            let _ = running.has_ended_within(patience.leave);
+            leaves_by_itself = running.has_ended_within(following.leave());
             running.end(Manner::Gently, patience)
         }
         Ending::Cancelled if terms.interrupt.at_once() => running.end(Manner::AtOnce, patience),
@@ -132,7 +135,7 @@ pub(super) fn follow(
     let mut warnings = Vec::new();
     if let Some(Exit { status: Some(status @ 1..), .. }) = end.exit
         && outcome == Outcome::Completed
-        && following.has_said_its_last()
+        && leaves_by_itself
     {
         warnings.push(format!("the program left with status {status} after its end"));
     }
@@ -211,6 +214,12 @@ impl Following<'_> {
     fn has_said_its_last(&self) -> bool {
         let mut said = self.ranks.iter().filter_map(|rank| rank.over.as_ref());
         said.clone().next().is_some() && said.all(|(over, _)| matches!(over, Over::Said(_)))
+    }
+
+    /// For the program to leave by itself.
+    fn leave(&self) -> Duration {
+        let is_launcher = self.ranks.len() > 1 && !self.ranks.iter().any(blame::is_trouble);
+        if is_launcher { self.terms.patience.leave.max(LAUNCHER_LEAVES) } else { self.terms.patience.leave }
     }
 
     fn overdue(&self) -> Option<Ending> {
