@@ -8,7 +8,7 @@
 //! What the figures come to is [`judge`]d by the terms of a plan: a run that runs out of memory, whose memory lies in
 //! pieces, or that grows without a plateau.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::run::RunEvents;
 use crate::memory::event::{Event, Mark};
@@ -30,7 +30,7 @@ pub use series::{Heights, LongRunPoint, MAX_POINTS};
 pub const WARM_UP_STEPS: u32 = 2;
 
 /// The step in which a request did not fit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LongRunEnd {
     /// Counted from 0.
     pub step: u32,
@@ -43,7 +43,7 @@ pub struct LongRunEnd {
 }
 
 /// What a long run takes.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LongRunFigures {
     /// Steps that were finished.
     pub steps: u32,

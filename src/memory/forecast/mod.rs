@@ -39,6 +39,7 @@
 
 pub mod align;
 mod basis;
+pub mod batching;
 pub mod curve;
 mod forecaster;
 mod largest;
@@ -50,7 +51,10 @@ pub mod report;
 pub mod run;
 pub mod shape;
 pub mod size;
+pub mod tuning;
 
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 
@@ -58,7 +62,7 @@ pub use align::Difference;
 pub use basis::Reason;
 pub use forecaster::Forecaster;
 pub use largest::MAX_BATCH_SIZE;
-pub use recording::Recording;
+pub use recording::{Part, PartKind, Recording};
 pub use replay::{Replay, WindowFigures};
 pub use report::{ForecastPoint, Method, Report};
 pub use run::{MIN_BATCH_SIZE, RunEvents, RunShape, Window};

@@ -17,32 +17,35 @@
 //! one trial still: each [`rank`] reports by itself, and the [`worst`] decides. The forecast is made from the trace of the
 //! rank with the highest peak, since that is the one to run out of memory; of equal ones, as nearly always, from rank 0's.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::disk;
 use super::executor::{Executor, ExecutorError, Interrupt, Observation};
-use super::outcome::{Measurement, Outcome, TrialRecord};
+use super::outcome::{Outcome, TrialRecord};
 use super::process::{OomKills, Patience};
-use super::spawn::{GpuUse, Launch, Running, SpawnError, Spawner, Start};
-use super::spec::{TrialSpec, trace_path};
+use super::spawn::{Launch, Running, SpawnError, Spawner, Start};
+use super::spec::TrialSpec;
 use crate::device::visible::VISIBLE_DEVICES;
 use crate::device::{DeviceChoice, DeviceFacts};
-use crate::memory::{AllocatorKind, LimitSpec, MemorySample};
+use crate::memory::{AllocatorKind, LimitSpec};
 use crate::text::{harmless, with_causes};
 use crate::units::Bytes;
 
 mod blame;
 mod device;
 mod ending;
+mod figures;
 mod host;
 mod process;
 mod rank;
 mod remarks;
 pub mod report;
 mod run;
+mod settle;
 mod spec;
 mod template;
 #[cfg(test)]
@@ -55,12 +58,11 @@ pub use spec::{ALLOC_CONF, CommandSpec};
 pub use template::{Placeholder, Template, UnknownPlaceholder};
 
 use device::{Placement, Watches};
-use remarks::{incomplete_soak, silent_ranks, unreported, unsampled};
 use report::Reader;
-use run::{Heard, Terms};
+use run::Terms;
+use settle::Seen;
 use spec::{Bounds, TrialFiles, environment};
 use template::Filling;
-use trace::Beside;
 
 /// What an executor of commands needs to know.
 #[derive(Clone, Debug)]
@@ -115,6 +117,8 @@ pub struct CommandExecutor {
     peak_allocated_bytes: u64,
     /// The rank that probes are traced of.
     traced_rank: Option<usize>,
+    /// For each batch size the first length that was recorded, and what it took.
+    lengths: HashMap<usize, (usize, u64)>,
 }
 
 impl CommandExecutor {
@@ -129,6 +133,7 @@ impl CommandExecutor {
             reports: false,
             peak_allocated_bytes: 0,
             traced_rank: None,
+            lengths: HashMap::new(),
         }
     }
 
@@ -227,109 +232,6 @@ impl CommandExecutor {
         self.settle(spec, heard, &Seen { files: &files.0, placement, used, took }, record);
         Ok(())
     }
-
-    /// What a run comes to, by what it said and by what was seen of it.
-    fn settle(&mut self, spec: &TrialSpec, mut heard: Heard, seen: &Seen<'_>, record: &mut TrialRecord) {
-        let Seen { used, .. } = seen;
-        let is_on_a_card = seen.placement.facts.uuid.is_some();
-        if heard.was_stopped_unheard && is_on_a_card && used.peak_bytes.is_some_and(|peak| peak > 0) {
-            heard.outcome = Outcome::Completed;
-        }
-        self.reports |= heard.reports();
-        record.warnings.append(&mut worst::warnings(&mut heard.ranks));
-        record.warnings.append(&mut heard.warnings);
-        if spec.is_probe() && heard.outcome == Outcome::Completed {
-            heard.outcome = self.keep_trace(spec, seen.files, &heard, &mut record.warnings);
-        }
-        record.samples = worst::samples(&heard.ranks);
-        if heard.outcome == Outcome::Completed {
-            record.measurement = Some(self.measure(spec, &heard, seen));
-            record.warnings.extend(silent_ranks(&heard.ranks));
-        }
-        if record.samples.is_empty() && heard.outcome == Outcome::Completed {
-            record.warnings.push(if heard.reports() {
-                unsampled(used)
-            } else {
-                unreported(used, &self.config.command, heard.complaint.as_deref())
-            });
-            record.samples.extend(used.peak_bytes.map(|peak| MemorySample {
-                step: spec.total_steps(),
-                reserved_bytes: peak,
-                peak_reserved_bytes: peak,
-                limit_bytes: seen.placement.facts.limit_bytes,
-                ..MemorySample::default()
-            }));
-        }
-        if spec.is_soak() && heard.reports() && heard.outcome == Outcome::Completed {
-            record.warnings.extend(incomplete_soak(&heard.ranks));
-        }
-        record.rank = heard.rank;
-        record.outcome = heard.outcome;
-    }
-
-    /// Turns the snapshot of a probe into the trace that the forecast reads. Without one the probe was for nothing.
-    fn keep_trace(
-        &mut self,
-        spec: &TrialSpec,
-        files: &TrialFiles,
-        heard: &Heard,
-        warnings: &mut Vec<String>,
-    ) -> Outcome {
-        let failed = |message: String| Outcome::Failed { message };
-        let Some(fullest) = worst::fullest(&heard.ranks) else {
-            return failed("the program recorded no allocations, so nothing can be forecast from it".to_owned());
-        };
-        // Probes are compared allocation by allocation, and ranks may differ in what they do.
-        let rank = *self.traced_rank.get_or_insert(fullest);
-        if rank != fullest {
-            warnings.push(format!(
-                "the forecast is made from what rank {rank} records, and in this probe rank {fullest} needs more"
-            ));
-        }
-        let Some(told) = heard.ranks.get(rank).filter(|told| told.has_trace) else {
-            return failed(format!("rank {rank} recorded no allocations, as it did in an earlier probe"));
-        };
-        let path = trace_path(&self.config.scratch, &spec.point);
-        let sampled = told.series.samples.iter().map(|sample| sample.peak_allocated_bytes);
-        let beside = Beside { accumulation: spec.accumulation(), sampled_peak_bytes: sampled.max().unwrap_or(0) };
-        match trace::convert(&files.snapshot_of(rank), &told.marks, beside, &path) {
-            Ok(events) => {
-                tracing::debug!("{events} events recorded");
-                Outcome::Completed
-            }
-            Err(error) => failed(format!("the recorded allocations are of no use: {}", with_causes(&error))),
-        }
-    }
-
-    fn measure(&mut self, spec: &TrialSpec, heard: &Heard, seen: &Seen<'_>) -> Measurement {
-        let held_bytes = seen.used.peak_bytes.unwrap_or(0);
-        if let Some(mut measurement) = worst::measurement(&heard.ranks, spec) {
-            if heard.ranks.iter().all(|told| told.series.samples.is_empty()) {
-                measurement.peak_reserved_bytes = held_bytes;
-            }
-            self.peak_allocated_bytes = self.peak_allocated_bytes.max(measurement.peak_allocated_bytes);
-            return measurement;
-        }
-        // Of a program that was told how many steps to run the time of a step is known, its start included.
-        let is_told = self.config.command.holds(Placeholder::Steps);
-        let steps = if is_told { spec.total_steps() } else { 0 };
-        let seconds = seen.took.as_secs_f64().max(f64::MIN_POSITIVE);
-        let samples = spec.point.batch_size.saturating_mul(self.config.replicas);
-        Measurement {
-            steps,
-            samples_per_second: f64::from(steps) * samples as f64 / seconds,
-            peak_reserved_bytes: held_bytes,
-            ..Measurement::default()
-        }
-    }
-}
-
-/// A run as seen from outside.
-struct Seen<'a> {
-    files: &'a TrialFiles,
-    placement: &'a Placement,
-    used: GpuUse,
-    took: Duration,
 }
 
 impl Executor for CommandExecutor {

@@ -5,22 +5,19 @@
 
 use std::time::{Duration, Instant};
 
+use super::figures;
 use super::process::RankProcess;
-use super::report::{Chunk, EndLine, EndOutcome, Hello, Line, MarkLine, PROTOCOL, Reader, SampleLine, StepLine};
+use super::report::{Chunk, EndLine, EndOutcome, Hello, Line, MarkLine, PROTOCOL, Reader, StepLine};
 use super::run::Terms;
-use crate::memory::{MemorySample, PoolState};
 use crate::text::harmless;
 use crate::trial::executor::Observation;
 use crate::trial::measure::Series;
-use crate::trial::outcome::StepTimes;
 use crate::trial::spawn::{Exit, Kin};
 
 /// After the last step, for the evaluation, the checkpoint and the `end` line.
 pub(super) const AFTER_LAST_STEP: Duration = Duration::from_secs(30);
 /// Warnings of a rank that are kept.
 const WARNINGS: usize = 32;
-/// Times of a report may be rounded by this much.
-const ROUNDING_MS: f64 = 1.0;
 /// A forked program runs before its start is known here, on a busy machine for a while.
 const STARTED_BEFORE: Duration = Duration::from_secs(2);
 /// A program's clock and ours may differ by this factor.
@@ -188,7 +185,8 @@ impl<'a> Rank<'a> {
                 return Err(Over::Spoiled(format!("the report has a sample after step {}", sample.step)));
             }
             Line::Sample(sample) if self.told.series.samples.len() < kept => {
-                let sample = self.sample(&sample);
+                let own_bytes = self.told.hello.as_ref().and_then(|hello| hello.limit_bytes).unwrap_or(u64::MAX);
+                let sample = figures::sample(&sample, self.terms.limit_bytes.min(own_bytes));
                 self.told.series.samples.push(sample);
                 observe(Observation::Sample(sample));
             }
@@ -251,8 +249,8 @@ impl<'a> Rank<'a> {
         if line.step != expected {
             return Err(Over::Spoiled(format!("the report has step {} where step {expected} was due", line.step)));
         }
-        let times = times_of(line);
-        if cannot_be(&times) {
+        let times = figures::times(line);
+        if figures::cannot_be(&times) {
             let (total_ms, wait_ms) = (times.total_ms, times.data_wait_ms);
             return Err(Over::Spoiled(format!(
                 "step {expected} of the report has a time that cannot be (`total_ms` {total_ms}, `data_wait_ms` {wait_ms})"
@@ -282,64 +280,6 @@ impl<'a> Rank<'a> {
         self.told.series.losses.extend(line.loss);
         Ok(())
     }
-
-    /// A sample in our terms, under C whatever higher limit the program holds itself to. L is the larger of the largest
-    /// free block and what could be had after a release.
-    fn sample(&self, line: &SampleLine) -> MemorySample {
-        let own_bytes = self.told.hello.as_ref().and_then(|hello| hello.limit_bytes).unwrap_or(u64::MAX);
-        let limit_bytes = self.terms.limit_bytes.min(own_bytes);
-        let allocated_bytes = line.allocated_bytes;
-        let reserved_bytes = line.reserved_bytes.max(allocated_bytes);
-        let unreleasable_bytes = line.unreleasable_bytes.unwrap_or(0);
-        let after_release = limit_bytes.saturating_sub(allocated_bytes).saturating_sub(unreleasable_bytes);
-        let largest_free_bytes = line.largest_free_bytes.unwrap_or(0);
-        let state = PoolState {
-            allocated_bytes,
-            requested_bytes: line.requested_bytes.unwrap_or(allocated_bytes),
-            reserved_bytes,
-            limit_bytes,
-            peak_allocated_bytes: line.peak_allocated_bytes.unwrap_or(allocated_bytes).max(allocated_bytes),
-            peak_reserved_bytes: line
-                .peak_reserved_bytes
-                .unwrap_or(reserved_bytes)
-                .max(reserved_bytes)
-                .max(line.peak_allocated_bytes.unwrap_or(0)),
-            largest_free_bytes,
-            largest_satisfiable_bytes: largest_free_bytes.max(after_release),
-            unreleasable_bytes,
-            allocated_blocks: line.allocated_blocks.unwrap_or(0),
-            ..PoolState::default()
-        };
-        MemorySample {
-            largest_satisfiable_estimated: line.unreleasable_bytes.is_none(),
-            largest_request_bytes: line.largest_request_bytes.unwrap_or(0),
-            host_bytes: line.host_bytes,
-            ..MemorySample::of(line.step, &state)
-        }
-    }
-}
-
-fn times_of(line: &StepLine) -> StepTimes {
-    StepTimes {
-        // Both are rounded, and one may be by the other's digit.
-        data_wait_ms: if line.data_wait_ms <= line.total_ms + ROUNDING_MS {
-            line.data_wait_ms.min(line.total_ms)
-        } else {
-            line.data_wait_ms
-        },
-        load_ms: line.load_ms,
-        forward_ms: line.forward_ms,
-        backward_ms: line.backward_ms,
-        optimizer_ms: line.optimizer_ms,
-        total_ms: line.total_ms,
-    }
-}
-
-fn cannot_be(times: &StepTimes) -> bool {
-    let StepTimes { data_wait_ms, load_ms, forward_ms, backward_ms, optimizer_ms, total_ms } = *times;
-    let figures = [data_wait_ms, load_ms, forward_ms, backward_ms, optimizer_ms, total_ms];
-    let is_no_time = |milliseconds: &f64| !milliseconds.is_finite() || *milliseconds < 0.0;
-    figures.iter().any(is_no_time) || total_ms <= 0.0 || data_wait_ms > total_ms
 }
 
 pub(super) fn shortened(text: &str) -> String {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::report::{PROTOCOL, of_rank};
 use super::template::{Filling, Placeholder, Template};
-use crate::trial::spec::{PROBE_EVALUATION_AFTER, TrialSpec};
+use crate::trial::spec::{ProbeSchedule, TrialSpec};
 
 /// The variable that PyTorch reads its allocator's settings from.
 pub const ALLOC_CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
@@ -162,7 +162,7 @@ pub(super) fn environment(
 fn evaluation_after(trial: &TrialSpec) -> Option<u32> {
     let update = u32::try_from(trial.accumulation()).unwrap_or(u32::MAX);
     if trial.is_probe() {
-        return Some(PROBE_EVALUATION_AFTER.saturating_mul(update));
+        return Some(ProbeSchedule::of(trial).evaluation_after.saturating_mul(update));
     }
     let half = || (trial.total_steps() / 2).max(1).next_multiple_of(update.max(1)).min(trial.total_steps());
     trial.is_soak().then(half)
@@ -214,7 +214,7 @@ mod tests {
         let bounds = Bounds { limit_bytes: None, alloc_conf: None };
         let probe = environment_of(&TrialSpec { purpose: Purpose::Probe, ..trial(2) }, bounds);
         assert_eq!(probe["TUNE_TRACE"], "/study/snapshot-of-trial-3.pickle");
-        assert_eq!(probe["TUNE_EVALUATE_AFTER"], "6");
+        assert_eq!(probe["TUNE_EVALUATE_AFTER"], "8");
         assert!(!probe.contains_key("TUNE_LIMIT_BYTES") && !probe.contains_key(ALLOC_CONF));
         let soak = environment_of(&TrialSpec { purpose: Purpose::Soak, steps: 50, ..trial(2) }, bounds);
         assert_eq!(soak["TUNE_CHECKPOINT"], "/study/checkpoint-of-trial-3");

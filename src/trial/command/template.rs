@@ -43,13 +43,15 @@ pub enum Placeholder {
     WarmupSteps,
     /// The seed.
     Seed,
+    /// The length that every batch is padded to; 0 leaves lengths as they come.
+    SequenceLength,
     /// Ranks that train together.
     Replicas,
 }
 
 impl Placeholder {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::BatchSize,
         Self::AccumulationSteps,
         Self::EffectiveBatchSize,
@@ -62,6 +64,7 @@ impl Placeholder {
         Self::Steps,
         Self::WarmupSteps,
         Self::Seed,
+        Self::SequenceLength,
         Self::Replicas,
     ];
 
@@ -80,6 +83,7 @@ impl Placeholder {
             Self::Steps => "steps",
             Self::WarmupSteps => "warmup_steps",
             Self::Seed => "seed",
+            Self::SequenceLength => "sequence_length",
             Self::Replicas => "replicas",
         }
     }
@@ -122,6 +126,7 @@ impl Filling<'_> {
             Placeholder::Steps => self.trial.total_steps().to_string(),
             Placeholder::WarmupSteps => self.trial.warmup_steps.to_string(),
             Placeholder::Seed => self.seed.to_string(),
+            Placeholder::SequenceLength => self.trial.length.unwrap_or(0).to_string(),
             Placeholder::Replicas => self.replicas.to_string(),
         }
     }
@@ -268,6 +273,14 @@ mod tests {
         let template = Template::parse("--nproc-per-node={replicas} {effective_batch_size}").unwrap();
         let filling = Filling { trial: &trial(8), precision: "f32", seed: 0, replicas: 4 };
         assert_eq!(template.fill(&filling), "--nproc-per-node=4 64");
+    }
+
+    #[test]
+    fn a_length_is_told_where_the_trial_has_one() {
+        assert_eq!(filled("--length={sequence_length}"), "--length=0");
+        let trial = TrialSpec { length: Some(96), ..trial(2) };
+        let template = Template::parse("{sequence_length}").unwrap();
+        assert_eq!(template.fill(&Filling { trial: &trial, precision: "f32", seed: 0, replicas: 1 }), "96");
     }
 
     #[test]

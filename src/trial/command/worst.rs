@@ -138,3 +138,80 @@ pub(super) fn fullest(ranks: &[Told]) -> Option<usize> {
     let peaks: Vec<(usize, Option<u64>)> = peaks.collect();
     peaks.into_iter().rev().max_by_key(|(_, peak)| *peak).map(|(rank, _)| rank)
 }
+
+#[cfg(test)]
+#[expect(clippy::float_cmp, reason = "the expected values are exact")]
+mod tests {
+    use super::super::report::Hello;
+    use super::super::testing::trial;
+    use super::*;
+    use crate::memory::PoolState;
+    use crate::trial::outcome::StepTimes;
+
+    fn told(step_ms: f64, wait_ms: f64, samples: Vec<MemorySample>) -> Told {
+        let times = vec![StepTimes { total_ms: step_ms, data_wait_ms: wait_ms, ..StepTimes::default() }; 12];
+        let series = Series { times, losses: vec![step_ms; 12], samples, ..Series::default() };
+        Told { hello: Some(Hello { protocol: 1, ..Hello::default() }), series, ..Told::default() }
+    }
+
+    fn sample(step: u32, allocated: u64, reserved: u64) -> MemorySample {
+        let state = PoolState {
+            peak_allocated_bytes: allocated,
+            peak_reserved_bytes: reserved,
+            limit_bytes: 10_000,
+            largest_satisfiable_bytes: 10_000 - allocated,
+            ..PoolState::default()
+        };
+        MemorySample::of(step, &state)
+    }
+
+    #[test]
+    fn the_slowest_rank_times_the_world_is_the_speed_and_the_hungriest_waits_for_all() {
+        let ranks = [told(10.0, 1.0, Vec::new()), told(20.0, 0.0, Vec::new()), Told::default()];
+        let measured = measurement(&ranks, &trial(8)).unwrap();
+        // Rank 2 says nothing, and trains all the same.
+        assert_eq!((measured.samples_per_second, measured.step_ms.p50), (3.0 * 8.0 / 0.02, 20.0));
+        assert_eq!((measured.data_wait_fraction, measured.first_loss), (0.1, Some(15.0)));
+        assert_eq!(measurement(&ranks[..1], &trial(8)), Some(ranks[0].series.measure(&trial(8))));
+        assert_eq!(measurement(&ranks[2..], &trial(8)), None);
+    }
+
+    #[test]
+    fn each_figure_is_the_worst_of_its_step() {
+        let ranks = [
+            told(1.0, 0.0, vec![sample(2, 900, 1000), sample(4, 900, 1000)]),
+            told(1.0, 0.0, vec![sample(2, 400, 800), sample(4, 1200, 1200), sample(6, 100, 1200)]),
+        ];
+        let worst = samples(&ranks);
+        let figures = |sample: &MemorySample| {
+            (sample.step, sample.peak_allocated_bytes, sample.peak_reserved_bytes, sample.largest_satisfiable_bytes)
+        };
+        assert_eq!(
+            worst.iter().map(figures).collect::<Vec<_>>(),
+            [(2, 900, 1000, 9100), (4, 1200, 1200, 8800), (6, 1200, 1200, 9900)]
+        );
+        // Rank 1 has half of what it reserved in use, whatever rank 0 has; at step 6 it keeps what a longer batch needed.
+        assert_eq!(worst[0].rates.peak, Some(0.5));
+        assert_eq!(worst[2].rates.peak, Some(0.0));
+        let again: Vec<MemorySample> = against_need(&worst).collect();
+        assert_eq!(again, worst, "the rules change nothing of it");
+        assert_eq!(samples(&ranks[..1]), ranks[0].series.samples);
+    }
+
+    #[test]
+    fn a_warning_of_all_ranks_is_said_once_and_one_of_a_single_rank_with_its_number() {
+        let mut ranks = [told(1.0, 0.0, Vec::new()), told(1.0, 0.0, Vec::new()), Told::default()];
+        ranks[0].warnings = vec!["all".to_owned()];
+        ranks[1].warnings = vec!["own".to_owned(), "all".to_owned()];
+        assert_eq!(warnings(&mut ranks), ["all", "rank 1: own"]);
+    }
+
+    #[test]
+    fn of_equal_peaks_the_first_rank_s_trace_is_taken() {
+        let traced = |peak: u64| Told { has_trace: true, ..told(1.0, 0.0, vec![sample(2, peak, peak)]) };
+        assert_eq!(fullest(&[traced(5), traced(5)]), Some(0));
+        assert_eq!(fullest(&[traced(5), traced(6), traced(6)]), Some(1));
+        assert_eq!(fullest(&[told(1.0, 0.0, Vec::new()), traced(1)]), Some(1));
+        assert_eq!(fullest(&[Told::default()]), None);
+    }
+}

@@ -1,6 +1,6 @@
 //! The series of a long run: a bounded number of points, and where its rates rose to new heights.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::rates;
 use crate::memory::fragmentation::{Rates, peak_rate};
@@ -20,7 +20,7 @@ const NEGLIGIBLE_DIVISOR: f64 = 100.0;
 ///
 /// Peaks are of the whole step, with what came after it before the next; L, U and the rates `external` and `reserved` are
 /// taken at its end, where a trial takes its samples.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LongRunPoint {
     /// The first of the steps, counted from 0.
     pub step: u32,
