@@ -11,6 +11,8 @@ mkdir -p "$out"
 tune=${TUNE:-tune}
 limit=${LIMIT:-40GiB}
 end=$((SECONDS + 88))
+torchrun=torchrun
+command -v torchrun >/dev/null || torchrun="python3, -m, torch.distributed.run"
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 
 table() { printf '%s\n' "$*" | tee -a "$logs/table.txt"; }
@@ -29,7 +31,7 @@ tuned() {
   local name=$1 run=$2; shift 2
   local begun=$EPOCHREALTIME
   timeout "$(left)" "$tune" --config examples/pytorch/ddp.yaml --limit "$limit" --fresh --study "$logs/$name" \
-    --output "$logs/$name.yaml" --set "command.run=[torchrun, --standalone, '--nproc-per-node={replicas}', $run, \
+    --output "$logs/$name.yaml" --set "command.run=[$torchrun, --standalone, '--nproc-per-node={replicas}', $run, \
 --size=small, --sequence-length=512, '--batch-size={batch_size}', '--accumulation-steps={accumulation_steps}', \
 '--steps={steps}']" --set search.strategy=grid --set 'search.batch_size.start=100%' --set 'search.accumulation_steps=[1]' \
     --set 'search.loader_workers=[0]' --set 'search.device_prefetch=[0]' --set trial.steps=6 --set trial.timeout=20s \
