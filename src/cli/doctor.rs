@@ -45,9 +45,12 @@ fn words(diagnosis: &Diagnosis) -> String {
 /// Several cards: what is used of each, and how it is connected to the others, as `nvidia-smi topo -m` shows it.
 fn table(text: &mut String, diagnosis: &Diagnosis) {
     let cards = &diagnosis.cards;
-    let heads: String = cards.iter().map(|card| format!("{:>8}", format!("cuda:{}", card.card))).collect();
     // Writing to a String cannot fail.
-    let _ = writeln!(text, "\n{:<8}{:>10}{:>11}{heads}  used by", "card", "used", "of");
+    let _ = write!(text, "\n{:<8}{:>10}{:>11}", "card", "used", "of");
+    for card in cards {
+        let _ = write!(text, "{:>8}", format!("cuda:{}", card.card));
+    }
+    let _ = writeln!(text, "  used by");
     for card in cards {
         let _ = write!(text, "{:<8}", format!("cuda:{}", card.card));
         let _ = write!(text, "{:>10}{:>11}", Bytes(card.used_bytes).to_string(), Bytes(card.total_bytes).to_string());

@@ -140,7 +140,6 @@ pub(super) fn fullest(ranks: &[Told]) -> Option<usize> {
 }
 
 #[cfg(test)]
-#[expect(clippy::float_cmp, reason = "the expected values are exact")]
 mod tests {
     use super::super::report::Hello;
     use super::super::testing::trial;
