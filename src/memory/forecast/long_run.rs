@@ -8,21 +8,28 @@
 //! What the figures come to is [`judge`]d by the terms of a plan: a run that runs out of memory, whose memory lies in
 //! pieces, or that grows without a plateau.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::run::RunEvents;
 use crate::memory::event::{Event, Mark};
 use crate::memory::fragmentation::{Rates, peak_rate};
-use crate::memory::player::Player;
 use crate::memory::policy::{Policy, PoolState};
 
 mod breach;
+mod periodic;
+mod player;
 mod series;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod whole_tests;
 
 pub use breach::{Breach, Terms, judge};
+use periodic::{Calls, Kept, Repetition, Watch};
+use player::RunPlayer;
 use series::Series;
 pub use series::{Heights, LongRunPoint, MAX_POINTS};
 
@@ -75,36 +82,45 @@ pub struct LongRunFigures {
 /// Plays a run to its end, or until a request does not fit. `on_step` hears of every step that begins.
 ///
 /// A step ends where the next one begins, so what comes between them, an evaluation pass or a checkpoint, is in the figures
-/// of the step before it, as in the samples of a trial.
-pub fn play(run: RunEvents<'_>, policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)) -> LongRunFigures {
-    let mut player = Player::new(policy);
+/// of the step before it, as in the samples of a trial. Where the run [repeats itself](LongRunFigures::periodic_from) the
+/// repetitions are counted and not played; all figures are those of a play of every step.
+pub fn play(mut run: RunEvents<'_>, policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)) -> LongRunFigures {
+    let mut player = RunPlayer::new(policy);
     let mut keeper = Keeper::default();
+    let mut watch = Watch::new(&run);
     let mut step: Option<u32> = None;
-    for event in run {
+    while let Some(event) = run.next() {
         if let Event::Mark(Mark::Step(number)) = event {
             if let Some(step) = step {
-                keeper.close(&player.state(), step);
+                let kept = Kept { state: player.policy().state(), calls: Calls::of(&player) };
+                keeper.close(&kept.state, step);
+                watch.keep(kept);
             }
             // Building the model is no step.
             player.start_window();
+            let mut number = number;
+            if let Some(repetition) = watch.look(&run, &player, number) {
+                let steps = run.leave_out(repetition.steps());
+                keeper.take_known(&repetition, number..number + steps, on_step);
+                number += steps;
+            }
             step = Some(number);
             on_step(number);
         }
-        player.play(&event);
-        if let Some(overrun) = player.take_overrun() {
+        if let Err(error) = player.play(event) {
             keeper.figures.out_of_memory = Some(LongRunEnd {
                 step: step.unwrap_or(0),
-                requested_bytes: overrun.error.requested_bytes,
-                allocated_bytes: overrun.error.allocated_bytes,
-                reserved_bytes: overrun.error.reserved_bytes,
+                requested_bytes: error.requested_bytes,
+                allocated_bytes: error.allocated_bytes,
+                reserved_bytes: error.reserved_bytes,
             });
             break;
         }
     }
     if let Some(step) = step {
-        keeper.close(&player.state(), step);
+        keeper.close(&player.policy().state(), step);
     }
-    keeper.finish(&player)
+    keeper.finish(player.policy().state().limit_bytes, Calls::of(&player))
 }
 
 /// Keeps what is kept of a run.
@@ -114,6 +130,8 @@ struct Keeper {
     series: Series,
     /// The highest A and V after the first steps.
     steady: (u64, u64),
+    /// Calls in steps that were not played.
+    unplayed: Calls,
 }
 
 impl Keeper {
@@ -135,13 +153,23 @@ impl Keeper {
         self.series.push(point);
     }
 
-    fn finish(self, player: &Player) -> LongRunFigures {
-        let counts = player.policy().counts();
+    /// Takes whole repetitions that are not played, since they are known.
+    fn take_known(&mut self, known: &Repetition, steps: Range<u32>, on_step: &mut dyn FnMut(u32)) {
+        self.figures.periodic_from = Some(known.from_step);
+        for step in steps.clone() {
+            let Some(state) = known.state(step) else { break };
+            on_step(step);
+            self.close(state, step);
+        }
+        self.unplayed = known.calls(steps.end - steps.start);
+    }
+
+    fn finish(self, limit_bytes: u64, calls: Calls) -> LongRunFigures {
         LongRunFigures {
-            limit_bytes: player.state().limit_bytes,
+            limit_bytes,
             fragmentation: peak_rate(self.steady.0, self.steady.1),
-            device_calls: counts.segments_allocated.saturating_add(counts.segments_freed),
-            retries: counts.retries,
+            device_calls: calls.device_calls.saturating_add(self.unplayed.device_calls),
+            retries: calls.retries.saturating_add(self.unplayed.retries),
             points: self.series.into_points(),
             ..self.figures
         }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::ForecastError;
 use super::recording::{Part, PartKind, Recording};
 
+mod accumulation;
 mod events;
 mod long_script;
 pub(super) mod shaped;
@@ -17,6 +18,8 @@ pub(super) mod shaped;
 #[cfg(test)]
 mod tests;
 
+pub(super) use accumulation::Doubled;
+pub(super) use events::Cadence;
 pub use events::RunEvents;
 pub(super) use long_script::{LongScript, LongTerms};
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::memory::event::{Ordinal, Phase, Stream};
 use crate::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
+use crate::memory::player::Player;
 use crate::memory::policy::native::Native;
 use crate::units::MIB;
 
@@ -37,22 +38,22 @@ fn record(shapes: &[(u64, u64)], ahead: usize) -> Vec<Event> {
 }
 
 #[derive(Default)]
-struct Program {
-    events: Vec<Event>,
+pub(super) struct Program {
+    pub(super) events: Vec<Event>,
     next: u64,
 }
 
 impl Program {
-    fn alloc(&mut self, bytes: u64) -> Ordinal {
+    pub(super) fn alloc(&mut self, bytes: u64) -> Ordinal {
         let ordinal = Ordinal(self.next);
         self.next += 1;
         self.events.push(Event::Alloc { ordinal, bytes, stream: Stream(0) });
         ordinal
     }
-    fn free(&mut self, ordinal: Ordinal) {
+    pub(super) fn free(&mut self, ordinal: Ordinal) {
         self.events.push(Event::Free { ordinal });
     }
-    fn mark(&mut self, mark: Mark) {
+    pub(super) fn mark(&mut self, mark: Mark) {
         self.events.push(Event::Mark(mark));
     }
 }

@@ -1,14 +1,16 @@
 //! Making a run's events from its script, one at a time.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
 use super::RunPart;
-use super::long_script::LongScript;
+use super::long_script::{LongScript, lcm};
 use super::shaped::Shaped;
-use crate::memory::event::{Event, Mark, Ordinal};
+use crate::memory::event::{Event, Mark, Ordinal, Stream};
 use crate::memory::forecast::recording::Recording;
 use crate::memory::forecast::size::Size;
+use crate::memory::policy::FastHash;
 
 /// The events of a run, made one at a time. No more of the past is held than a recording has parts.
 #[derive(Clone, Debug)]
@@ -27,8 +29,25 @@ pub struct RunEvents<'a> {
     first_ordinal: u64,
     /// The first ordinal of each template where it was last begun.
     latest: Vec<Option<u64>>,
+    alike: Alike,
     next_ordinal: u64,
     steps: u32,
+}
+
+/// When a run does the same again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::memory::forecast) struct Cadence {
+    /// From this step on.
+    pub(in crate::memory::forecast) from_step: u32,
+    /// After so many of them.
+    pub(in crate::memory::forecast) steps: u32,
+}
+
+impl Cadence {
+    /// Whether a stretch ends before this step.
+    pub(in crate::memory::forecast) fn is_boundary(self, step: u32) -> bool {
+        step.checked_sub(self.from_step).is_some_and(|since| since.is_multiple_of(self.steps))
+    }
 }
 
 /// A part that was begun.
@@ -91,6 +110,7 @@ impl<'a> RunEvents<'a> {
             before: VecDeque::new(),
             first_ordinal: 0,
             latest: vec![None; recording.parts().len()],
+            alike: Alike::default(),
             next_ordinal: 0,
             steps: 0,
         }
@@ -99,6 +119,52 @@ impl<'a> RunEvents<'a> {
     /// The part that the last event came from, with its place in the run.
     pub fn part(&self) -> Option<(usize, RunPart)> {
         self.current.map(|part| (self.place, part))
+    }
+
+    /// When the run does the same again; `None` where that is not known, or its steps are not counted beforehand.
+    pub(in crate::memory::forecast) fn cadence(&self) -> Option<Cadence> {
+        let (Script::Long(script), Sizes::OfShape(shaped)) = (&self.script, &self.sizes) else { return None };
+        let steps = lcm(script.period_steps()?, shaped.period_steps()?)?;
+        Some(Cadence { from_step: u32::try_from(script.steady_from()).ok()?, steps: u32::try_from(steps).ok()? })
+    }
+
+    /// Leaves out as many repetitions of so many steps as the shapes allow, right after the mark of a step that begins one.
+    /// Returns the steps left out. All that was made so far stands for the same of the last repetition.
+    pub(in crate::memory::forecast) fn leave_out(&mut self, steps: u32) -> u32 {
+        let (Script::Long(script), Sizes::OfShape(shaped)) = (&mut self.script, &mut self.sizes) else { return 0 };
+        let left = u32::try_from(shaped.steps_left()).unwrap_or(u32::MAX);
+        let Some(times) = left.checked_div(steps) else { return 0 };
+        // A run whose steps outnumber a `u32` does not exist: its updates are bounded.
+        let skipped = (steps * times).min(u32::MAX - self.steps);
+        script.leave_out(skipped as usize);
+        shaped.leave_out(skipped as usize);
+        self.steps += skipped;
+        skipped
+    }
+
+    /// Where an allocation came from: how many parts ago and which one of that part, or its own number where that is
+    /// longer ago than any part that frees by distance.
+    pub(in crate::memory::forecast) fn origin(&self, ordinal: Ordinal) -> (usize, u64) {
+        if let Some(number) = ordinal.0.checked_sub(self.first_ordinal) {
+            return (0, number);
+        }
+        let later = self.before.partition_point(|begun| begun.first_ordinal > ordinal.0);
+        self.before
+            .get(later)
+            .map_or((usize::MAX, ordinal.0), |begun| (later + 1, ordinal.0.saturating_sub(begun.first_ordinal)))
+    }
+
+    /// Hashes all that decides which events come from here on, but for the step.
+    pub(in crate::memory::forecast) fn hash_place(&self, hasher: &mut impl Hasher) {
+        for begun in &self.before {
+            begun.template.hash(hasher);
+        }
+        for latest in &self.latest {
+            latest.map(|ordinal| self.origin(Ordinal(ordinal))).hash(hasher);
+        }
+        if let Sizes::OfShape(shaped) = &self.sizes {
+            shaped.loads_ahead().hash(hasher);
+        }
     }
 
     /// Begins the next part. `None` at the end of the run.
@@ -154,25 +220,73 @@ impl<'a> RunEvents<'a> {
         }
     }
 
-    /// The free of something that an earlier part allocated: as many parts of its kind back as in the recording, if what is
-    /// there is alike; else where its template was last used. (What comes between, such as an evaluation pass, does not
-    /// count: a loss of the step before is still that.)
-    fn earlier(&self, ordinal: Ordinal, template: usize) -> Option<Event> {
+    /// The free of something that an earlier part allocated: as many parts of its kind back as in the recording, if that one
+    /// began alike; else where its template was last used. (What comes between, such as an evaluation pass, does not count:
+    /// the loss of the step before is still that.)
+    fn earlier(&mut self, ordinal: Ordinal, template: usize) -> Option<Event> {
         let owner = self.recording.part_of_allocation(ordinal.0 as usize);
         let parts = self.recording.parts();
         let made_by = parts.get(owner)?;
-        let kind_of = |template: usize| parts.get(template).map(|part| part.kind);
-        let is_alike = |begun: &&Begun| {
-            let Some(part) = parts.get(begun.template) else { return false };
-            begun.template == owner
-                || (part.kind == made_by.kind && part.allocations.len() == made_by.allocations.len())
-        };
+        let number = ordinal.0 - made_by.allocations.start as u64;
+        let is_of_its_kind = |template: usize| parts.get(template).is_some_and(|part| part.kind == made_by.kind);
         let back = parts.get(owner..template)?.iter().filter(|part| part.kind == made_by.kind).count();
-        let mut of_its_kind = self.before.iter().filter(|begun| kind_of(begun.template) == Some(made_by.kind));
-        let found = of_its_kind.nth(back.checked_sub(1)?).filter(is_alike).map(|begun| begun.first_ordinal);
-        let first = found.or_else(|| *self.latest.get(owner)?)?;
-        Some(Event::Free { ordinal: Ordinal(first + (ordinal.0 - made_by.allocations.start as u64)) })
+        let found =
+            self.before.iter().filter(|begun| is_of_its_kind(begun.template)).nth(back.checked_sub(1)?).copied();
+        let found = found.filter(|begun| match self.sizes {
+            Sizes::OfShape(_) => self.alike.at(self.recording, [owner, begun.template], number as usize),
+            // Of recordings whose steps may have several sizes no more can be asked.
+            Sizes::Recorded | Sizes::OfBatch(_) => {
+                parts.get(begun.template).is_some_and(|part| part.allocations.len() == made_by.allocations.len())
+            }
+        });
+        let first = found.map(|begun| begun.first_ordinal).or_else(|| *self.latest.get(owner)?)?;
+        Some(Event::Free { ordinal: Ordinal(first + number) })
     }
+}
+
+/// Which allocations of two parts of one kind are the same thing, in a recording of one shape: a step that loads a batch for
+/// evaluation at its end is like any other until then, and the first step until the optimizer makes its state.
+#[derive(Clone, Debug, Default)]
+struct Alike {
+    known: HashMap<[usize; 2], Vec<bool>, FastHash>,
+}
+
+impl Alike {
+    /// Whether the allocations of this number in two parts are the same thing.
+    fn at(&mut self, recording: &Recording, parts: [usize; 2], number: usize) -> bool {
+        let [one, other] = parts;
+        if one == other {
+            return true;
+        }
+        let known = self.known.entry(parts).or_insert_with(|| alike(recording, one, other));
+        known.get(number).copied().unwrap_or(false)
+    }
+}
+
+/// Those of equal size and stream, and single ones among them that are not: a workspace may have another size each time.
+/// Where one part has more allocations than the other, what comes after the first difference is something else.
+fn alike(recording: &Recording, one: usize, other: usize) -> Vec<bool> {
+    let (one, other): (Vec<_>, Vec<_>) =
+        (allocations_of(recording, one).collect(), allocations_of(recording, other).collect());
+    let equal: Vec<bool> = one.iter().zip(&other).map(|(one, other)| one == other).collect();
+    let is_equal = |place: Option<usize>| place.and_then(|place| equal.get(place)).copied().unwrap_or(false);
+    let mut alike: Vec<bool> = (0..equal.len())
+        .map(|place| is_equal(Some(place)) || (is_equal(place.checked_sub(1)) && is_equal(place.checked_add(1))))
+        .collect();
+    if one.len() != other.len() {
+        let first = alike.iter().position(|is_alike| !is_alike).unwrap_or(alike.len());
+        alike.truncate(first);
+    }
+    alike
+}
+
+fn allocations_of(recording: &Recording, part: usize) -> impl Iterator<Item = (u64, Stream)> {
+    let range = recording.parts().get(part).map_or(0..0, |part| part.events.clone());
+    let events = recording.events().get(range).unwrap_or_default();
+    events.iter().filter_map(|event| match event {
+        Event::Alloc { bytes, stream, .. } => Some((*bytes, *stream)),
+        _ => None,
+    })
 }
 
 impl Iterator for RunEvents<'_> {

@@ -7,6 +7,7 @@
 //! Evaluation and checkpoint are templates of their own: each comes where it is due, with or without the other, whether
 //! or not the recording had both after one update.
 
+use super::accumulation::ends_with_the_next;
 use super::{RunPart, Updates, Window};
 use crate::memory::forecast::ForecastError;
 use crate::memory::forecast::recording::{PartKind, Recording};
@@ -98,7 +99,22 @@ impl LongScript {
     pub(super) fn period_steps(&self) -> Option<usize> {
         let interludes = [&self.evaluation, &self.checkpoint];
         let updates = interludes.into_iter().flatten().try_fold(1, |period, interlude| lcm(period, interlude.every))?;
-        updates.checked_mul(self.plain.last()?.len())
+        updates.checked_mul(self.steps_of_an_update())
+    }
+
+    /// The step from which on updates repeat.
+    pub(super) fn steady_from(&self) -> usize {
+        // The first update is never repeated.
+        self.steps_of_an_update() * self.plain.len().saturating_sub(1).max(1)
+    }
+
+    /// Leaves out so many steps, which are whole updates.
+    pub(super) fn leave_out(&mut self, steps: usize) {
+        self.begun += steps / self.steps_of_an_update().max(1);
+    }
+
+    fn steps_of_an_update(&self) -> usize {
+        self.plain.last().map_or(1, Vec::len)
     }
 
     fn begin(&mut self) {
@@ -169,12 +185,13 @@ impl Templates<'_> {
             return Ok(steps);
         }
         // With four and more, the last but one comes after a step like itself, so it can come again.
-        let Some(middle) = recorded.checked_sub(2).filter(|middle| *middle >= 2 && wanted > recorded) else {
+        let middle = recorded.checked_sub(2).filter(|middle| *middle >= 2 && wanted > recorded);
+        let found = middle.and_then(|middle| Some((middle, *steps.get(middle)?)));
+        let Some((middle, template)) = found.filter(|(_, template)| ends_with_the_next(self.recording, *template))
+        else {
             return Err(ForecastError::AccumulationNotRecorded { recorded, wanted });
         };
-        if let Some(template) = steps.get(middle).copied() {
-            steps.splice(middle..middle, std::iter::repeat_n(template, wanted - recorded));
-        }
+        steps.splice(middle..middle, std::iter::repeat_n(template, wanted - recorded));
         Ok(steps)
     }
 
@@ -204,7 +221,7 @@ impl Templates<'_> {
 }
 
 /// The least common multiple; `None` where it is beyond the numbers.
-fn lcm(left: usize, right: usize) -> Option<usize> {
+pub(super) fn lcm(left: usize, right: usize) -> Option<usize> {
     let (mut divisor, mut rest) = (left, right);
     while rest > 0 {
         (divisor, rest) = (rest, divisor % rest);

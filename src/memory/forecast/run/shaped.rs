@@ -67,6 +67,27 @@ impl<'a> Shaped<'a> {
         }
     }
 
+    /// Steps after which the shapes come again; `None` where they do not, or nobody knows.
+    pub(super) fn period_steps(&self) -> Option<usize> {
+        self.shapes.steps.period().filter(|period| *period > 0)
+    }
+
+    /// Batches that were loaded for steps to come.
+    pub(super) fn loads_ahead(&self) -> usize {
+        self.loads.wrapping_sub(self.steps)
+    }
+
+    /// Steps after the one that has begun whose shapes, and those of the batches loaded in them, are all known.
+    pub(super) fn steps_left(&self) -> usize {
+        self.shapes.steps.len().saturating_sub(self.steps.max(self.loads).max(1))
+    }
+
+    /// Leaves out so many steps, after which the shapes come again.
+    pub(super) fn leave_out(&mut self, steps: usize) {
+        self.steps += steps;
+        self.loads += steps;
+    }
+
     /// A part of the run begins.
     pub(super) fn begin(&mut self, kind: PartKind) {
         self.kind = kind;

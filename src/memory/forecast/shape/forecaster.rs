@@ -11,7 +11,7 @@ use crate::memory::forecast::basis::with_equal_updates;
 use crate::memory::forecast::recording::Recording;
 use crate::memory::forecast::report::Method;
 use crate::memory::forecast::run::shaped::{ShapeFits, Shaped, Shapes};
-use crate::memory::forecast::run::{LongScript, LongTerms, RunEvents, steps_of_an_update};
+use crate::memory::forecast::run::{Doubled, LongScript, LongTerms, RunEvents, steps_of_an_update};
 
 /// Sizes that fit no polynomial may be this share of all bytes; where more is off, the probes did not really do the same.
 const MAX_MISFIT_SHARE: f64 = 0.01;
@@ -99,6 +99,8 @@ impl<'a> LongRun<'a> {
 pub struct ShapeForecaster {
     recording: Recording,
     fits: ShapeFits,
+    /// The same with one more micro-step an update, where three were recorded.
+    doubled: Option<(Recording, ShapeFits)>,
     batch_size: usize,
     distinct: usize,
     misfits: usize,
@@ -139,12 +141,14 @@ impl ShapeForecaster {
         let mut forecaster = Self {
             recording: first.recording.clone(),
             fits: ShapeFits::default(),
+            doubled: None,
             batch_size: first.batch_size,
             distinct: 0,
             misfits: 0,
             worst_permille: 0,
         };
         forecaster.fit_all(&shapes, &columns)?;
+        forecaster.doubled = forecaster.double();
         Ok(forecaster)
     }
 
@@ -182,6 +186,14 @@ impl ShapeForecaster {
         Ok(())
     }
 
+    fn double(&self) -> Option<(Recording, ShapeFits)> {
+        let of = &self.fits.of;
+        let Doubled { recording, of: stands_for } =
+            Doubled::of(&self.recording, |one, other| of.get(one) == of.get(other))?;
+        let of = stands_for.into_iter().map(|ordinal| of.get(ordinal).copied()).collect::<Option<_>>()?;
+        Some((recording, ShapeFits { fits: self.fits.fits.clone(), of }))
+    }
+
     /// `exact` where every size is a polynomial that a further probe confirmed, `affine` where some were bounded.
     pub fn method(&self) -> Method {
         if self.misfits == 0 { Method::Exact } else { Method::Affine }
@@ -208,7 +220,12 @@ impl ShapeForecaster {
 
     /// The events of a long run, made one at a time. Its steps are rounded up to whole updates.
     pub fn events<'a>(&'a self, run: LongRun<'a>) -> Result<RunEvents<'a>, ForecastError> {
-        let steps_of_an_update = run.accumulation_steps.unwrap_or_else(|| self.steps_of_an_update()).max(1);
+        let recorded = self.steps_of_an_update();
+        let steps_of_an_update = run.accumulation_steps.unwrap_or(recorded).max(1);
+        let (recording, fits) = match &self.doubled {
+            Some((recording, fits)) if steps_of_an_update > recorded => (recording, fits),
+            _ => (&self.recording, &self.fits),
+        };
         let terms = LongTerms {
             batch_size: self.batch_size,
             updates: run.shapes.len().div_ceil(steps_of_an_update),
@@ -216,8 +233,8 @@ impl ShapeForecaster {
             evaluate_every: run.evaluate_every,
             checkpoint_every: run.checkpoint_every,
         };
-        let script = LongScript::new(&self.recording, terms)?;
+        let script = LongScript::new(recording, terms)?;
         let shapes = Shapes { steps: run.shapes, evaluation: run.evaluation };
-        Ok(RunEvents::shaped(&self.recording, Shaped::new(&self.fits, shapes), script))
+        Ok(RunEvents::shaped(recording, Shaped::new(fits, shapes), script))
     }
 }
