@@ -57,7 +57,7 @@ def launch(command, world):
             ranks.append(started)
         while True:
             hub.serve(POLL_SECONDS)
-            if any(map(has_failed, ranks)):
+            if any(map(waits, ranks)):
                 time.sleep(REAP_SECONDS)
             statuses = [rank.poll() for rank in ranks]
             failed = [(rank, status) for rank, status in enumerate(statuses) if status not in (None, 0)]
@@ -71,12 +71,9 @@ def launch(command, world):
         end(ranks)
 
 
-def has_failed(rank):
-    """Whether a rank has ended, and not well. It stays a zombie."""
-    if rank.returncode is not None:
-        return rank.returncode != 0
-    seen = os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    return seen is not None and (seen.si_code != os.CLD_EXITED or seen.si_status != 0)
+def waits(rank):
+    """Whether a rank has ended and nobody has asked how."""
+    return rank.returncode is None and os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def end(ranks):
