@@ -25,6 +25,7 @@ pub(super) fn executor(plan: &Plan, folder: &Path, interrupt: &Interrupt) -> Res
             command: command.clone(),
             precision: plan.train.precision.to_string(),
             seed: plan.seed,
+            replicas: plan.target.replicas,
             device: plan.device,
             limit: plan.memory.limit,
             allocator: plan.memory.allocator,

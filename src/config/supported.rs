@@ -7,6 +7,9 @@ use super::leaf::list::Devices;
 use super::problem::{Problem, ProblemKind};
 use super::source::Located;
 
+/// Each rank of a command has a report that is open while it runs, and a process may have 1024 open files.
+const MAX_RANKS: u64 = 512;
+
 /// Reports every key that asks for something that is not built yet.
 pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Problem>) {
     let many_devices = match &file.devices {
@@ -17,7 +20,18 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
     let replicas = file.target.replicas.get();
     let refusals = [
         (many_devices, "devices", "more than one device".to_owned(), "use `auto`, or name one"),
-        (replicas > 1, "target.replicas", format!("`{replicas}`, more than one replica,"), "use 1"),
+        (
+            replicas > 1 && file.model.is_some(),
+            "target.replicas",
+            format!("`{replicas}`, more than one replica of a model,"),
+            "use 1, or tune a command",
+        ),
+        (
+            replicas > MAX_RANKS && file.command.is_some(),
+            "target.replicas",
+            format!("`{replicas}`, more than {MAX_RANKS} ranks of a command,"),
+            "tune with fewer ranks: what one needs hardly depends on how many there are",
+        ),
     ];
     for (_, key, what, instead) in refusals.iter().filter(|(asked, ..)| *asked) {
         let problem = located.problem(ProblemKind::NotSupported, key, &format!("{what} is not supported yet"));
