@@ -196,12 +196,12 @@ impl<'a> Running<'a> {
                     }
                 }
                 Ask::Run { point, purpose } => {
-                    if let Some(end) = self.trial(self.spec(point, purpose, None))? {
+                    if let Some(end) = self.trial(&self.spec(point, purpose, None))? {
                         break end;
                     }
                 }
                 Ask::ProbeLength { point, length } => {
-                    if let Some(end) = self.trial(self.spec(point, Purpose::Probe, Some(length)))? {
+                    if let Some(end) = self.trial(&self.spec(point, Purpose::Probe, Some(length)))? {
                         break end;
                     }
                 }
@@ -211,14 +211,14 @@ impl<'a> Running<'a> {
     }
 
     /// Runs one trial. Gives the study's end if the trial was cut short.
-    fn trial(&mut self, spec: TrialSpec) -> Result<Option<End>, DriverError> {
+    fn trial(&mut self, spec: &TrialSpec) -> Result<Option<End>, DriverError> {
         self.last_id = spec.id.0;
         self.note(&Entry::TrialStarted { spec: spec.clone() });
         self.study.reporter.report(&Event::TrialStarted { spec: spec.clone() });
         let reporter = &mut *self.study.reporter;
         let warned = &mut self.warned;
         let mut total = spec.total_steps();
-        let record = self.study.executor.run(&spec, &mut |observation| {
+        let record = self.study.executor.run(spec, &mut |observation| {
             if let Observation::Warning(text) = &observation
                 && !warned.insert(text.clone())
             {
