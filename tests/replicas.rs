@@ -157,6 +157,7 @@ impl Stage {
                 arguments: Vec::new(),
                 environment: vec![(WORKER.into(), "1".into())],
             },
+            launcher: None,
             workload: WorkloadSpec {
                 model,
                 train: TrainSpec { optimizer: OptimizerKind::Sgd, learning_rate: 0.5, ..TrainSpec::default() },

@@ -14,14 +14,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use nix::sys::signal::Signal;
 
+use super::executor::executor;
 use super::known_answer::{self, Answer};
 use super::{SearchArgs, check, print_result, report};
 use crate::config::Plan;
-use crate::config::plan::Subject;
 use crate::error::Error;
 use crate::exit_code;
 use crate::model::Registry;
@@ -32,11 +31,8 @@ use crate::search::driver::{DriverError, End, Study};
 use crate::search::knowledge::Nothing;
 use crate::search::{Ask, History, strategy};
 use crate::text::{harmless, with_causes};
-use crate::trial::command::{CommandConfig, CommandExecutor};
 use crate::trial::journal::{self, Header, Journal, StudyLock};
-use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
-use crate::trial::replicas::ReplicaExecutor;
-use crate::trial::{Executor, Interrupt, Outlook, Point, TrialRecord};
+use crate::trial::{Interrupt, Outlook, Point, TrialRecord};
 
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let loaded = check::load(&args.plan, registry)?;
@@ -79,7 +75,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         }
         known_answer::Found::Answer(answer) => {
             // A device that cannot be opened is reported by the study, as always.
-            if executor.start().is_ok_and(|facts| answer.holds_on(&facts)) {
+            if executor.start().is_ok_and(|facts| answer.holds_on(&facts, plan)) {
                 return offer(args, &folder, (&mut *reporter, mode), &answer);
             }
         }
@@ -116,47 +112,6 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         Some(error) => Err(error.into()),
         None => Ok(exit_code_of(&result.end)),
     }
-}
-
-/// What runs the trials: workers of this program for a model, the user's own program for a command.
-fn executor(plan: &Plan, folder: &Path, interrupt: &Interrupt) -> Result<Box<dyn Executor>, Error> {
-    let scratch =
-        folder.canonicalize().map_err(|source| Error::Io { action: "cannot find the study directory", source })?;
-    let patience = Patience::with_step_timeout(plan.trial.timeout);
-    let interrupt = interrupt.clone();
-    let deadline = Instant::now().checked_add(plan.budget.time);
-    let oom_kills = OomKills::of_this_process();
-    Ok(match &plan.subject {
-        Subject::Command(command) => Box::new(CommandExecutor::new(CommandConfig {
-            command: command.clone(),
-            precision: plan.train.precision.to_string(),
-            seed: plan.seed,
-            device: plan.device,
-            limit: plan.memory.limit,
-            allocator: plan.memory.allocator,
-            scratch,
-            patience,
-            interrupt,
-            deadline,
-            oom_kills,
-        })),
-        Subject::Model(model) => {
-            let config = ProcessConfig {
-                command: WorkerCommand::this_program()
-                    .map_err(|source| Error::Io { action: "cannot find this program", source })?,
-                workload: plan.workload(model),
-                scratch,
-                patience,
-                interrupt,
-                deadline,
-                oom_kills,
-            };
-            match plan.target.replicas {
-                0 | 1 => Box::new(ProcessExecutor::new(config)),
-                world => Box::new(ReplicaExecutor::new(config, world)),
-            }
-        }
-    })
 }
 
 /// A recommendation in place of the configuration that it is of would lose the latter.
@@ -319,6 +274,13 @@ fn exit_code_of(end: &End) -> u8 {
         End::WorkloadFails(reason) => {
             say(&format!("error: the workload fails at the smallest batch size already: {}", harmless(reason)));
             exit_code::WORKLOAD_FAILS
+        }
+        End::NotStarted(reason) => {
+            say(&format!(
+                "error: {} (hint: `--resume` goes on; a longer `launcher.start_timeout` waits for longer)",
+                harmless(reason)
+            ));
+            exit_code::DEVICE_UNAVAILABLE
         }
         End::BudgetEnded => {
             say(

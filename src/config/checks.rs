@@ -14,8 +14,10 @@ use super::problem::{Problem, ProblemKind};
 use super::source::Located;
 use crate::device::DeviceChoice;
 use crate::trial::command::{CommandSpec, Template};
+use crate::trial::launcher::LauncherSpec;
 
 mod data;
+mod launcher;
 mod train;
 
 /// Rungs between nothing and the target where `step` is `auto`.
@@ -38,6 +40,8 @@ pub struct Checked {
     pub config: Option<PathBuf>,
     /// The program of the user's own, if it is one that is tuned.
     pub command: Option<CommandSpec>,
+    /// What starts workers somewhere else.
+    pub launcher: Option<LauncherSpec>,
 }
 
 /// Checks a file as a whole and reports what is wrong.
@@ -59,6 +63,7 @@ pub fn check(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Che
         weights: checks.model_file("model.weights", |model| model.weights.as_ref()),
         config: checks.model_file("model.config", |model| model.config.as_ref()),
         command: checks.command(),
+        launcher: checks.launcher(),
     }
 }
 
@@ -107,11 +112,6 @@ impl Checks<'_> {
                 self.missing("command.run", "missing", "add `run: [python, train.py]` to `command`");
             }
             _ => {}
-        }
-        if self.file.launcher.as_ref().is_some_and(|launcher| launcher.command.is_empty())
-            && self.sound(&["launcher.command"])
-        {
-            self.missing("launcher.command", "missing", "add `command: [srun, --ntasks=1]` to `launcher`");
         }
     }
 

@@ -18,6 +18,7 @@ use crate::search::StrategyKind;
 use crate::train::TrainSpec;
 use crate::trial::WorkloadSpec;
 use crate::trial::command::CommandSpec;
+use crate::trial::launcher::LauncherSpec;
 use crate::units::Fraction;
 
 /// A resolved configuration.
@@ -52,6 +53,9 @@ pub struct Plan {
     pub budget: BudgetPlan,
     /// Seeds everything that is random.
     pub seed: u64,
+    /// What starts workers somewhere else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub launcher: Option<LauncherSpec>,
 }
 
 /// What is trained.
@@ -87,12 +91,16 @@ impl Plan {
     }
 
     /// The SHA-256, in hexadecimal, of the plan's canonical JSON without its budget: two runs with the same one search
-    /// the same space, so the later may resume the earlier. Output and progress are no part of a plan.
+    /// the same space, so the later may resume the earlier. Output and progress are no part of a plan. Of a launcher only
+    /// its command counts, which says what kind of machine trials run on; for how long it is waited for does not.
     pub fn sha256(&self) -> String {
         // Every field of a plan has a JSON form (paths are UTF-8 by resolution); a null would still hash.
         let mut plan = serde_json::to_value(self).unwrap_or_default();
         if let Some(fields) = plan.as_object_mut() {
             fields.remove("budget");
+            if let Some(launcher) = fields.get_mut("launcher").and_then(Value::as_object_mut) {
+                launcher.retain(|key, _| key == "command");
+            }
         }
         format!("{:x}", Sha256::digest(canonical_json(&plan)))
     }

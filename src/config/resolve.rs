@@ -35,7 +35,7 @@ pub(crate) const USUAL_CONFS: [&str; 4] = [
 
 /// The plan of a file, unless a problem keeps it from having one.
 pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Option<Plan> {
-    let Checked { device, batch_size, path, tokenizer, weights, config, command } =
+    let Checked { device, batch_size, path, tokenizer, weights, config, command, launcher } =
         checks::check(file, located, problems);
     if !problems.is_empty() {
         return None;
@@ -78,6 +78,7 @@ pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> O
         },
         budget: BudgetPlan { time: file.budget.time.duration(), trials: file.budget.trials.steps() },
         seed: file.seed.get(),
+        launcher,
         subject,
     })
 }

@@ -6,6 +6,10 @@ use super::file::File;
 use super::leaf::list::Devices;
 use super::problem::{Problem, ProblemKind};
 use super::source::Located;
+use crate::device::collective::MOST_RANKS;
+
+/// Each rank of a command has a report that is open while it runs, and a process may have 1024 open files.
+const MAX_RANKS: u64 = 512;
 
 /// Reports every key that asks for something that is not built yet.
 pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Problem>) {
@@ -14,14 +18,26 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
         Devices::All => true,
         Devices::Some(devices) => devices.len() > 1,
     };
+    let replicas = file.target.replicas.get();
     let refusals = [
-        (file.launcher.is_some(), "launcher", "a launcher".to_owned(), "remove it, or write `null`"),
         (many_devices, "devices", "more than one device".to_owned(), "use `auto`, or name one"),
         (
-            file.command.is_some() && file.target.replicas.get() > 1,
+            replicas > 1 && file.model.is_some() && file.launcher.is_some(),
             "target.replicas",
-            "a program of your own on more than one replica".to_owned(),
-            "use 1, and let the program start its own",
+            format!("`{replicas}`, more than one replica of a model behind a launcher,"),
+            "use 1, or tune where the devices are",
+        ),
+        (
+            replicas > MOST_RANKS as u64 && file.model.is_some(),
+            "target.replicas",
+            format!("`{replicas}`, more than {MOST_RANKS} replicas of a model,"),
+            "tune with fewer: what one needs hardly depends on how many there are",
+        ),
+        (
+            replicas > MAX_RANKS && file.command.is_some(),
+            "target.replicas",
+            format!("`{replicas}`, more than {MAX_RANKS} ranks of a command,"),
+            "tune with fewer ranks: what one needs hardly depends on how many there are",
         ),
     ];
     for (_, key, what, instead) in refusals.iter().filter(|(asked, ..)| *asked) {

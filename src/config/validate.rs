@@ -10,6 +10,7 @@ use crate::model::{ModelError, Registry, Weights};
 use crate::search::{Space, length_probes};
 use crate::text::with_causes;
 use crate::trial::command::{CommandSpec, Placeholder};
+use crate::trial::launcher::LauncherSpec;
 
 impl Loaded {
     /// Refuses a plan whose model or data this binary cannot build.
@@ -61,10 +62,31 @@ impl Loaded {
     pub fn notes(&self) -> Vec<String> {
         let space = Space::new(&self.plan);
         let command = self.plan.command();
-        let of_command =
-            [command.and_then(batch_size_note), command.and_then(|command| length_note(&self.plan, command))];
-        near_targets_note(&self.plan.target, &space).into_iter().chain(of_command.into_iter().flatten()).collect()
+        let of_command = [
+            command.and_then(batch_size_note),
+            command.and_then(|command| length_note(&self.plan, command)),
+            command.and_then(|command| replicas_note(command, self.plan.target.replicas)),
+        ];
+        let of_launcher = self.plan.launcher.iter().flat_map(launcher_notes);
+        let of_target = near_targets_note(&self.plan.target, &space);
+        of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_launcher).collect()
     }
+}
+
+/// What a launcher cannot do as it is written.
+fn launcher_notes(launcher: &LauncherSpec) -> Vec<String> {
+    let mut notes = Vec::new();
+    if launcher.has_nameless_jobs() {
+        notes.push(
+            "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name \
+             (hint: add `\"--job-name={trial}\"`)"
+                .to_owned(),
+        );
+    }
+    if launcher.workers > 1 {
+        notes.push(format!("`launcher.workers` is {}, and this version runs one worker at a time", launcher.workers));
+    }
+    notes
 }
 
 /// A program that is not told a length cannot be probed at one.
@@ -82,6 +104,16 @@ fn batch_size_note(command: &CommandSpec) -> Option<String> {
     (!command.holds(Placeholder::BatchSize)).then(|| {
         "`command.run` does not hold `{batch_size}`: the program has to read TUNE_BATCH_SIZE from its environment"
             .to_owned()
+    })
+}
+
+/// A launcher that is not told how many ranks to start starts always as many.
+fn replicas_note(command: &CommandSpec, replicas: usize) -> Option<String> {
+    (replicas > 1 && !command.holds(Placeholder::Replicas)).then(|| {
+        format!(
+            "`command.run` does not hold `{{replicas}}`: the program has to start {replicas} ranks by itself, or to read \
+             TUNE_REPLICAS from its environment"
+        )
     })
 }
 
@@ -152,6 +184,15 @@ mod tests {
         let loaded = load(&format!("{model}target: {{batch_size: 8}}\n"));
         let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
         assert!(message.starts_with("model.yaml:4:12: model.weights: cannot read"), "{message}");
+    }
+
+    #[test]
+    fn a_launcher_that_is_not_told_how_many_ranks_to_start_gets_a_note() {
+        let notes =
+            |run: &str| load(&format!("command: {{run: [{run}]}}\ntarget: {{batch_size: 64, replicas: 2}}\n")).notes();
+        assert_eq!(notes("torchrun, \"--nproc-per-node={replicas}\", \"{batch_size}\""), [""; 0]);
+        let said = notes("torchrun, \"{batch_size}\"");
+        assert!(said.len() == 1 && said[0].contains("start 2 ranks by itself"), "{said:?}");
     }
 
     #[test]

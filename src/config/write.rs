@@ -14,6 +14,7 @@ use super::plan::{Plan, Subject};
 use super::sections::budget::BudgetFile;
 use super::sections::command::CommandFile;
 use super::sections::data::{DataFile, Length, LengthRange};
+use super::sections::launcher::{Launcher, LauncherCommand, LauncherFile};
 use super::sections::memory::MemoryFile;
 use super::sections::model::ModelFile;
 use super::sections::safety::SafetyFile;
@@ -23,6 +24,7 @@ use super::sections::train::TrainFile;
 use super::sections::trial::TrialFile;
 use crate::data::LengthSpec;
 use crate::trial::command::{CommandSpec, Template};
+use crate::trial::launcher::{self, LauncherSpec};
 
 impl Plan {
     /// The plan as a configuration file that gives this plan.
@@ -64,10 +66,25 @@ impl From<&Plan> for File {
                 trials: Whole::clamped(plan.budget.trials.into()),
             },
             devices: Devices::Auto,
-            launcher: None,
+            launcher: plan.launcher.as_ref().map(launcher),
             seed: Whole::clamped(plan.seed),
         }
     }
+}
+
+fn launcher(launcher: &LauncherSpec) -> Launcher {
+    let arguments = |templates: &Vec<launcher::Template>| {
+        Arguments(templates.iter().map(|template| Argument(template.as_written().to_owned())).collect())
+    };
+    Launcher(LauncherFile {
+        command: match &launcher.command {
+            launcher::LauncherCommand::Slurm => LauncherCommand::Slurm,
+            launcher::LauncherCommand::Own(command) => LauncherCommand::Own(arguments(command)),
+        },
+        workers: Whole::clamped(launcher.workers as u64),
+        start_timeout: Time::clamped(launcher.start_timeout),
+        cancel: launcher.cancel.as_ref().map(arguments),
+    })
 }
 
 fn command(command: &CommandSpec) -> CommandFile {

@@ -1,11 +1,11 @@
 //! What there is to judge.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::device::cuda;
 use crate::device::facts::{HostLimits, limits};
-use crate::device::nvml::{CardHealth, CardProcess, Monitor};
-use crate::device::visible::{VISIBLE_DEVICES, visible};
+use crate::device::nvml::{CardHealth, CardProcess, Link, Monitor};
+use crate::device::visible::{VISIBLE_DEVICES, Visible, visible};
 use crate::text::with_causes;
 
 /// A machine as it is now.
@@ -19,6 +19,8 @@ pub struct Facts {
     pub toolkit: Option<u32>,
     /// The cards that a process may see, in CUDA's order.
     pub cards: Vec<CardFacts>,
+    /// How they are connected, for every pair of them.
+    pub links: Vec<PairFacts>,
     /// The host.
     pub host: HostLimits,
     /// The environment.
@@ -51,6 +53,15 @@ pub struct CardFacts {
     pub health: CardHealth,
 }
 
+/// A pair of cards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PairFacts {
+    /// Their places among the cards, the smaller one first.
+    pub cards: (usize, usize),
+    /// How they are connected.
+    pub link: Link,
+}
+
 /// The variables that matter, as they are set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
@@ -64,6 +75,23 @@ pub struct Environment {
     pub device_order: Option<String>,
     /// `CUDA_LAUNCH_BLOCKING`.
     pub launch_blocking: Option<String>,
+    /// Slurm, where this machine has it.
+    pub slurm: Option<SlurmFacts>,
+}
+
+/// Slurm, as far as it is seen without asking it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlurmFacts {
+    /// Where `srun` is.
+    pub srun: PathBuf,
+    /// The job that this process runs in.
+    pub job: Option<String>,
+}
+
+/// The first `srun` in the folders of `path`, as `PATH` lists them.
+fn slurm(path: &str, job: Option<String>) -> Option<SlurmFacts> {
+    let srun = std::env::split_paths(path).map(|folder| folder.join("srun")).find(|file| file.is_file())?;
+    Some(SlurmFacts { srun, job })
 }
 
 impl Facts {
@@ -71,19 +99,21 @@ impl Facts {
     pub fn gather(root: &Path) -> Self {
         let environment =
             Environment::of(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()));
-        let (driver, cards) = match Monitor::open() {
+        let (driver, cards, links) = match Monitor::open() {
             Ok(monitor) => {
-                let driver = driver(&monitor);
-                let cards = cards(&monitor, environment.visible_devices.as_deref());
-                (driver, cards)
+                let named = visible(environment.visible_devices.as_deref(), monitor.cards().unwrap_or(0));
+                let cards = cards(&monitor, &named);
+                let links = links(&monitor, named.get(..cards.len()).unwrap_or_default());
+                (driver(&monitor), cards, links)
             }
-            Err(error) => (Err(with_causes(&error)), Vec::new()),
+            Err(error) => (Err(with_causes(&error)), Vec::new(), Vec::new()),
         };
         Self {
             driver,
             has_device_files: root.join("dev/nvidiactl").exists(),
             toolkit: cuda::toolkit(),
             cards,
+            links,
             host: limits(root),
             environment,
         }
@@ -99,6 +129,7 @@ impl Environment {
             visible_devices: variable(VISIBLE_DEVICES),
             device_order: variable("CUDA_DEVICE_ORDER"),
             launch_blocking: variable("CUDA_LAUNCH_BLOCKING"),
+            slurm: variable("PATH").and_then(|path| slurm(&path, variable("SLURM_JOB_ID"))),
         }
     }
 }
@@ -109,8 +140,17 @@ fn driver(monitor: &Monitor) -> Result<DriverFacts, String> {
     Ok(DriverFacts { version, cuda: monitor.cuda_release(), cards: monitor.cards().map_err(failed)? })
 }
 
-fn cards(monitor: &Monitor, variable: Option<&str>) -> Vec<CardFacts> {
-    let named = visible(variable, monitor.cards().unwrap_or(0));
+/// Every pair whose two cards answer.
+fn links(monitor: &Monitor, named: &[Visible]) -> Vec<PairFacts> {
+    let pairs = (0..named.len()).flat_map(|one| (one + 1..named.len()).map(move |other| (one, other)));
+    let fact = |cards: (usize, usize)| {
+        let (one, other) = (named.get(cards.0)?, named.get(cards.1)?);
+        Some(PairFacts { cards, link: monitor.link(one.id(), other.id()).ok()? })
+    };
+    pairs.filter_map(fact).collect()
+}
+
+fn cards(monitor: &Monitor, named: &[Visible]) -> Vec<CardFacts> {
     let facts = named.iter().map_while(|named| {
         let card = monitor.card(named.id()).ok()?;
         Some(CardFacts {

@@ -59,6 +59,8 @@ pub enum End {
     NoSafePoint,
     /// The smallest trial failed for a reason that no batch size cures; how, in a sentence.
     WorkloadFails(String),
+    /// The launcher started no worker in time; what it said, in a sentence.
+    NotStarted(String),
     /// The budget ended first.
     BudgetEnded,
     /// The user asked to stop.
@@ -195,12 +197,12 @@ impl<'a> Running<'a> {
                     }
                 }
                 Ask::Run { point, purpose } => {
-                    if let Some(end) = self.trial(self.spec(point, purpose, None))? {
+                    if let Some(end) = self.trial(&self.spec(point, purpose, None))? {
                         break end;
                     }
                 }
                 Ask::ProbeLength { point, length } => {
-                    if let Some(end) = self.trial(self.spec(point, Purpose::Probe, Some(length)))? {
+                    if let Some(end) = self.trial(&self.spec(point, Purpose::Probe, Some(length)))? {
                         break end;
                     }
                 }
@@ -210,14 +212,14 @@ impl<'a> Running<'a> {
     }
 
     /// Runs one trial. Gives the study's end if the trial was cut short.
-    fn trial(&mut self, spec: TrialSpec) -> Result<Option<End>, DriverError> {
+    fn trial(&mut self, spec: &TrialSpec) -> Result<Option<End>, DriverError> {
         self.last_id = spec.id.0;
         self.note(&Entry::TrialStarted { spec: spec.clone() });
         self.study.reporter.report(&Event::TrialStarted { spec: spec.clone() });
         let reporter = &mut *self.study.reporter;
         let warned = &mut self.warned;
         let mut total = spec.total_steps();
-        let record = self.study.executor.run(&spec, &mut |observation| {
+        let record = self.study.executor.run(spec, &mut |observation| {
             if let Observation::Warning(text) = &observation
                 && !warned.insert(text.clone())
             {
@@ -230,6 +232,10 @@ impl<'a> Running<'a> {
         if record.outcome == Outcome::Cancelled {
             // A trial that was cut short says nothing of its point: it is not told, and runs again on resume.
             return Ok(Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded }));
+        }
+        if matches!(record.outcome, Outcome::NotStarted { .. }) {
+            // Nor does a cluster that is full; the next trial would wait as long.
+            return Ok(Some(End::NotStarted(explain(&record))));
         }
         self.finished(record);
         Ok(None)
@@ -349,10 +355,13 @@ fn event_of(observation: Observation, total: &mut u32) -> Option<Event> {
 }
 
 /// An outcome with the last lines of the worker's log, where they are all there is to go by.
-fn explain(trial: &TrialRecord) -> String {
-    match &trial.outcome {
-        Outcome::Crashed { log, .. } if !log.is_empty() => format!("{}; its last lines were:\n{log}", trial.ending()),
-        _ => trial.ending(),
+fn explain(record: &TrialRecord) -> String {
+    let ending = record.ending();
+    match &record.outcome {
+        Outcome::Crashed { log, .. } | Outcome::NotStarted { log, .. } if !log.is_empty() => {
+            format!("{ending}; its last lines were:\n{log}")
+        }
+        _ => ending,
     }
 }
 

@@ -43,6 +43,7 @@ pub(crate) fn plan(target: usize) -> Plan {
         trial: TrialPlan { warmup_steps: 2, steps: 10, soak_steps: 50, timeout: std::time::Duration::from_secs(120) },
         budget: BudgetPlan { time: std::time::Duration::from_secs(600), trials: 100 },
         seed: 0,
+        launcher: None,
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::launcher::WorkerFacts;
 use super::outlook::Outlook;
 use super::spec::TrialSpec;
 use super::statistics::{Trust, round_for_json};
@@ -66,6 +67,13 @@ pub enum Outcome {
     },
     /// The host ran out of memory and the kernel ended the worker.
     HostOutOfMemory,
+    /// The launcher started no worker in time, which says nothing of the trial.
+    NotStarted {
+        /// The start timeout.
+        seconds: f64,
+        /// The last lines of the launcher's log.
+        log: String,
+    },
     /// The user or the budget ended it.
     Cancelled,
 }
@@ -83,6 +91,7 @@ impl Outcome {
             Self::ProtocolError { .. } => "protocol_error",
             Self::Diverged { .. } => "diverged",
             Self::HostOutOfMemory => "host_out_of_memory",
+            Self::NotStarted { .. } => "not_started",
             Self::Cancelled => "cancelled",
         }
     }
@@ -122,6 +131,7 @@ impl fmt::Display for Outcome {
             Self::ProtocolError { message } => write!(f, "protocol error: {message}"),
             Self::Diverged { step } => write!(f, "the loss is not finite at step {step}"),
             Self::HostOutOfMemory => f.write_str("the host ran out of memory"),
+            Self::NotStarted { seconds, .. } => write!(f, "the launcher started no worker within {seconds:.0} s"),
             Self::Cancelled => f.write_str("cancelled"),
         }
     }
@@ -242,6 +252,9 @@ pub struct TrialRecord {
     pub warnings: Vec<String>,
     /// Wall time of the trial.
     pub seconds: f64,
+    /// Where it ran; absent where the tuner does not know (a program of the user's own, an earlier version's journal).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<WorkerFacts>,
     /// What is forecast of the whole run, in a soak. It is part of the record so that a rule can read it, and so that a
     /// resumed study need not play the run again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -260,6 +273,7 @@ impl TrialRecord {
             warnings: Vec::new(),
             outlook: None,
             seconds: 0.0,
+            worker: None,
         }
     }
 
@@ -294,7 +308,7 @@ impl TrialRecord {
         if let Some(measurement) = &mut self.measurement {
             measurement.round();
         }
-        if let Outcome::TimedOut { seconds } = &mut self.outcome {
+        if let Outcome::TimedOut { seconds } | Outcome::NotStarted { seconds, .. } = &mut self.outcome {
             *seconds = round_for_json(*seconds);
         }
         self.seconds = round_for_json(self.seconds);

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use batchtune::device::DeviceFacts;
 use batchtune::memory::MemorySample;
-use batchtune::trial::exit_status::FAR_OVER_LIMIT;
+use batchtune::trial::exit_status::{FAR_OVER_LIMIT, LEASE_EXPIRED};
+use batchtune::trial::launcher::Place;
 use batchtune::trial::outcome::{Measurement, StepTimes};
 use batchtune::trial::protocol::{FromWorker, MAX_LINE_BYTES, PROTOCOL, Refusal, ToWorker};
 use batchtune::trial::spec::checkpoint_path;
@@ -61,7 +62,8 @@ pub(crate) fn play(part: &str) -> ExitCode {
                 }
                 run_well(part, &trial, &limit, &mut stage);
             }
-            ToWorker::Stop => {}
+            ToWorker::Ping if part == "counts_pings" => note("pings", "ping"),
+            ToWorker::Stop | ToWorker::Ping => {}
             ToWorker::Exit => return ExitCode::SUCCESS,
         }
     }
@@ -81,7 +83,15 @@ fn opening(part: &str, stage: &mut dyn Write) -> Option<ExitCode> {
         }
         _ => {}
     }
-    say(stage, &FromWorker::Hello { protocol, version: "0.0.1\u{1b}[2J".to_owned(), pid: std::process::id() });
+    say(
+        stage,
+        &FromWorker::Hello {
+            protocol,
+            version: "0.0.1\u{1b}[2J".to_owned(),
+            pid: std::process::id(),
+            place: Place::here(),
+        },
+    );
     None
 }
 
@@ -157,6 +167,16 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
             let _ = writeln!(io::stderr(), "the last words\u{7}");
             return Some(ExitCode::from(9));
         }
+        "loses_its_lease" => {
+            raw(&step);
+            return Some(ExitCode::from(LEASE_EXPIRED as u8));
+        }
+        "loses_its_lease_once" if !beside_pids("lost").exists() => {
+            fs::write(beside_pids("lost"), "").expect("the file can be written");
+            raw(&step);
+            say(stage, &FromWorker::Sample { trial: trial.id, sample: MemorySample::default() });
+            return Some(ExitCode::from(LEASE_EXPIRED as u8));
+        }
         "goes_far_over_the_limit" => return Some(ExitCode::from(FAR_OVER_LIMIT as u8)),
         "is_killed_for_host_memory" => {
             let counter = std::env::var(OOM_COUNTER).expect("the counter is set");
@@ -188,7 +208,10 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
             say(stage, &FromWorker::Sample { trial: trial.id, sample: MemorySample::default() });
         },
         "says_hello_again" => {
-            say(stage, &FromWorker::Hello { protocol: PROTOCOL, version: String::new(), pid: 1 });
+            say(
+                stage,
+                &FromWorker::Hello { protocol: PROTOCOL, version: String::new(), pid: 1, place: Place::default() },
+            );
         }
         "has_a_device_error" => {
             let message = "an illegal memory access\u{1b}".to_owned();
@@ -329,10 +352,20 @@ fn start_grandchild() {
     note_pid(child.id());
 }
 
-fn note_pid(pid: u32) {
-    let path = std::env::var(PIDS).expect("the file for process numbers is set");
-    let mut file = OpenOptions::new().append(true).create(true).open(path).expect("the file can be opened");
-    file.write_all(format!("{pid}\n").as_bytes()).expect("the file can be written");
+pub(crate) fn note_pid(pid: u32) {
+    note("pids", &pid.to_string());
+}
+
+/// A file in the study's directory, where that for process numbers is.
+fn beside_pids(name: &str) -> PathBuf {
+    let pids = PathBuf::from(std::env::var_os(PIDS).expect("the file for process numbers is set"));
+    pids.with_file_name(name)
+}
+
+fn note(name: &str, line: &str) {
+    let mut file =
+        OpenOptions::new().append(true).create(true).open(beside_pids(name)).expect("the file can be opened");
+    file.write_all(format!("{line}\n").as_bytes()).expect("the file can be written");
 }
 
 /// The count in the stand-in for the cgroup's file.

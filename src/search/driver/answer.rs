@@ -98,7 +98,7 @@ impl Running<'_> {
         let recommendation = self.recommendation();
         // A study that was cut short before it found anything has nothing to say, least of all over an answer that an
         // earlier one left in the same file.
-        let cut_short = matches!(end, End::Interrupted | End::BudgetEnded);
+        let cut_short = matches!(end, End::Interrupted | End::BudgetEnded | End::NotStarted(_));
         let has_nothing_to_say = cut_short && recommendation.recommended.is_none() && self.study.output.exists();
         let unwritten = if has_nothing_to_say { None } else { recommendation.write(&self.study.output).err() };
         let status = recommendation.status.name().to_owned();

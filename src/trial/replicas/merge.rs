@@ -50,7 +50,7 @@ fn weight(outcome: &Outcome) -> u8 {
         Outcome::Cancelled => 1,
         Outcome::Diverged { .. } => 2,
         Outcome::Failed { .. } => 3,
-        Outcome::TimedOut { .. } => 4,
+        Outcome::TimedOut { .. } | Outcome::NotStarted { .. } => 4,
         Outcome::ProtocolError { .. } => 5,
         Outcome::DeviceError { .. } => 6,
         Outcome::Crashed { .. } => 7,

@@ -213,6 +213,7 @@ fn test_config() -> ProcessConfig {
     };
     ProcessConfig {
         command: WorkerCommand { program: "/nonexistent".into(), arguments: Vec::new(), environment: Vec::new() },
+        launcher: None,
         workload,
         scratch: "/nonexistent".into(),
         patience: Patience::with_step_timeout(Duration::from_secs(1)),
