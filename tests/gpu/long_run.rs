@@ -67,7 +67,7 @@ fn steps(session: &mut dyn DeviceSession, shapes: &[[u64; 2]]) -> Vec<MemorySamp
     session.begin_trial().unwrap();
     session.begin_phase(Phase::Build);
     let (precision, batch_norm) = (Precision::Bf16, BatchNorm::Train);
-    let context = BuildContext { spec: &spec, device: &device, precision, batch_norm, seed: 7 };
+    let context = BuildContext { spec: &spec, device: &device, precision, batch_norm, seed: 7, replicas: None };
     let workload = Registry::builtin().get("gpt").unwrap().build(&context).unwrap();
     let mut trainer = Trainer::new(workload, &TrainSpec { precision, ..TrainSpec::default() }).unwrap();
     session.end_phase().unwrap();

@@ -96,7 +96,7 @@ fn within_a_rank_exchanges_are_timed() {
     }
     for bytes in [4 << 10, 64 << 10, MIB, 25 * MIB, 256 * MIB, GIB] {
         let tensor = Tensor::zeros(bytes as usize / 2, DType::BF16, device).unwrap(); // [N]
-        let mut run = |times: u32| {
+        let run = |times: u32| {
             group.barrier().unwrap();
             device.synchronize().unwrap();
             let started = Instant::now();
