@@ -2,7 +2,7 @@
 //!
 //! [`ReplicaExecutor`] starts a worker for each rank of `target.replicas`, which meet and form a
 //! [group](crate::device::collective), and gives every trial to all of them. To the search it is an executor like the one
-//! for a single worker: it gets one record, in which [the worst rank decides](merge).
+//! for a single worker: it gets one record, in which the worst rank decides (`merge`).
 //!
 //! # How a group ends
 //! A rank that runs out of memory, crashes, hangs, or fails ends the trial for all. The others need not find out by
