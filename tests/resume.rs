@@ -139,6 +139,7 @@ fn a_driver_to_be_killed() {
         output: folder.join("recommendation.yaml"),
         interrupt: Interrupt::default(),
         finished,
+        foretold: Vec::new(),
         started,
     };
     assert_eq!(result.run().unwrap().end, End::Safe);

@@ -352,6 +352,7 @@ fn spec(id: u32, purpose: Purpose) -> TrialSpec {
         warmup_steps: 0,
         steps: 1,
         sample_every: 1,
+        length: None,
     }
 }
 

@@ -35,7 +35,7 @@ use crate::text::{harmless, with_causes};
 use crate::trial::command::{CommandConfig, CommandExecutor};
 use crate::trial::journal::{self, Header, Journal, StudyLock};
 use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
-use crate::trial::{Executor, Interrupt, TrialRecord};
+use crate::trial::{Executor, Interrupt, Outlook, Point, TrialRecord};
 
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let loaded = check::load(&args.plan, registry)?;
@@ -101,6 +101,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         output: args.output.clone(),
         interrupt,
         finished: opened.finished,
+        foretold: opened.foretold,
         started: opened.started,
     }
     .run()
@@ -201,6 +202,7 @@ enum Start {
 struct OpenedStudy {
     journal: Journal,
     finished: Vec<TrialRecord>,
+    foretold: Vec<(Point, Outlook)>,
     started: String,
 }
 
@@ -211,12 +213,13 @@ impl OpenedStudy {
             let (journal, contents) = Journal::resume(lock).map_err(failed)?;
             contents.header.expect_plan(&plan.sha256()).map_err(failed)?;
             let finished = contents.finished().map(|(record, _)| record.clone()).collect();
-            return Ok(Self { journal, finished, started: contents.header.started });
+            let foretold = contents.foretold().map(|(point, outlook)| (point.clone(), outlook.clone())).collect();
+            return Ok(Self { journal, finished, foretold, started: contents.header.started });
         }
         let plan_value = serde_json::to_value(plan).unwrap_or_default();
         let header = Header::new(&plan.sha256(), plan_value);
         let journal = Journal::create(lock, &header).map_err(failed)?;
-        Ok(Self { journal, finished: Vec::new(), started: header.started })
+        Ok(Self { journal, finished: Vec::new(), foretold: Vec::new(), started: header.started })
     }
 }
 
@@ -271,6 +274,9 @@ fn dry_run(plan: &Plan) -> String {
     let rungs = space.rungs();
     let first = match strategy(plan, crate::device::facts::cpus(Path::new("/"))).ask(&History::default(), &Nothing) {
         Ask::Run { point, purpose } => format!("{purpose}: {point}"),
+        // Neither comes first.
+        Ask::ProbeLength { point, length } => format!("probe: {point}, {length} tokens"),
+        Ask::Play { point } => format!("whole run: {point}"),
         Ask::Finished(_) => "none: no size meets the target".to_owned(),
     };
     format!(

@@ -47,6 +47,7 @@ pub fn check(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Che
     checks.check_target();
     checks.check_lengths();
     checks.check_range();
+    checks.check_padding();
     checks.check_source_keys();
     checks.check_trials();
     checks.check_training();

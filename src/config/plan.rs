@@ -198,6 +198,18 @@ pub struct SafetyPlan {
     pub largest_block_factor: f64,
     /// Share of the limit that must stay free at the peak, at least the step's largest request.
     pub headroom: Fraction,
+    /// Steps of the coming run that are forecast before a point is safe; 0 forecasts none. Left out where it is the
+    /// default, so that the hash of an older plan stays what it was.
+    #[serde(skip_serializing_if = "is_default_horizon")]
+    pub horizon_steps: u32,
+}
+
+/// The steps of a run that are forecast where the configuration says nothing.
+pub const DEFAULT_HORIZON_STEPS: u32 = 10_000;
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_default_horizon(steps: &u32) -> bool {
+    *steps == DEFAULT_HORIZON_STEPS
 }
 
 /// How long a trial runs.

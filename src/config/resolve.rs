@@ -55,6 +55,7 @@ pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> O
             sequence_length: length_spec(file),
             tokenizer,
             padding: file.data.padding.0,
+            pad_to_multiple_of: file.data.pad_to_multiple_of.map(Whole::count),
             last_batch: file.data.last_batch.0,
             on_bad_sample: file.data.on_bad_sample.0,
             cost: file.data.cost.map_or(Duration::ZERO, Time::duration),
@@ -116,6 +117,8 @@ fn train_spec(file: &File) -> TrainSpec {
         momentum: file.train.momentum.0,
         gradient_checkpointing: file.train.gradient_checkpointing.0,
         batch_norm: file.train.batch_norm.0,
+        evaluate_every: file.train.evaluate_every.map(Whole::steps),
+        checkpoint_every: file.train.checkpoint_every.map(Whole::steps),
     }
 }
 
@@ -171,5 +174,6 @@ fn safety_plan(file: &File) -> SafetyPlan {
         sample_every: file.safety.sample_every.steps(),
         largest_block_factor: file.safety.largest_block_factor.0,
         headroom: file.safety.headroom.fraction(),
+        horizon_steps: file.safety.horizon_steps.steps(),
     }
 }

@@ -110,6 +110,8 @@ fn train(plan: &Plan) -> TrainFile {
         momentum: Momentum(plan.train.momentum),
         gradient_checkpointing: Choice(plan.train.gradient_checkpointing),
         batch_norm: Choice(plan.train.batch_norm),
+        evaluate_every: plan.train.evaluate_every.map(|updates| Whole::clamped(updates.into())),
+        checkpoint_every: plan.train.checkpoint_every.map(|updates| Whole::clamped(updates.into())),
     }
 }
 
@@ -126,6 +128,7 @@ fn data(plan: &Plan) -> DataFile {
             }),
         }),
         padding: Choice(plan.data.padding),
+        pad_to_multiple_of: plan.data.pad_to_multiple_of.map(|tokens| Whole::clamped(tokens as u64)),
         tokenizer: plan.data.tokenizer.as_ref().map(|path| Text(path.to_string_lossy().into_owned())),
         last_batch: Choice(plan.data.last_batch),
         on_bad_sample: Choice(plan.data.on_bad_sample),
@@ -166,5 +169,6 @@ fn safety(plan: &Plan) -> SafetyFile {
         sample_every: Whole::clamped(plan.safety.sample_every.into()),
         largest_block_factor: Factor(plan.safety.largest_block_factor),
         headroom: Share::clamped(plan.safety.headroom),
+        horizon_steps: Whole::clamped(plan.safety.horizon_steps.into()),
     }
 }

@@ -28,6 +28,8 @@ pub struct Lengths {
     max: usize,
     distribution: LengthDistribution,
     padding: Padding,
+    /// Rows are filled up to a multiple of it.
+    multiple: usize,
     seed: u64,
 }
 
@@ -36,10 +38,22 @@ impl Lengths {
     pub fn of(spec: &DataSpec, seed: u64) -> Option<Self> {
         match spec.sequence_length {
             Some(LengthSpec::Range { min, max, distribution }) => {
-                Some(Self { min: min.min(max), max, distribution, padding: spec.padding, seed: mix(seed, LENGTHS) })
+                let (padding, multiple) = (spec.padding, spec.pad_to_multiple_of.unwrap_or(1).max(1));
+                Some(Self { min: min.min(max), max, distribution, padding, multiple, seed: mix(seed, LENGTHS) })
             }
             Some(LengthSpec::Fixed(_)) | None => None,
         }
+    }
+
+    /// Every sample cut to one length: what a probe at that length trains on.
+    pub fn all(length: usize) -> Self {
+        let (distribution, padding) = (LengthDistribution::Uniform, Padding::Longest);
+        Self { min: length, max: length, distribution, padding, multiple: 1, seed: 0 }
+    }
+
+    /// The longest that rows can be.
+    pub(super) fn longest(&self) -> usize {
+        self.max
     }
 
     /// The length of one sample.
@@ -53,7 +67,8 @@ impl Lengths {
     /// The length of the rows of a batch whose longest sample has `longest` tokens.
     pub(super) fn of_rows(&self, longest: usize) -> usize {
         match self.padding {
-            Padding::Longest => longest,
+            // A model takes no more than the longest.
+            Padding::Longest => longest.checked_next_multiple_of(self.multiple).unwrap_or(self.max).min(self.max),
             Padding::Maximum => self.max,
         }
     }
@@ -120,6 +135,9 @@ mod tests {
     fn rows_are_as_long_as_the_padding_says() {
         assert_eq!(lengths(3, 6, Padding::Longest).of_rows(4), 4);
         assert_eq!(lengths(3, 6, Padding::Maximum).of_rows(4), 6);
+        let of_eight = Lengths { multiple: 8, ..lengths(3, 20, Padding::Longest) };
+        let rows: Vec<usize> = [3, 8, 9, 16, 17, 20].map(|longest| of_eight.of_rows(longest)).into();
+        assert_eq!(rows, [8, 8, 16, 16, 20, 20]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A [`Dataset`] is a length and one sample by index. The [`loader`] collates samples into [`HostBatch`]es on worker
 //! threads, in an [`order`] that depends on the seed alone; [`rules`] say what a batch may be like (its last one, its
-//! bad samples, its [`lengths`]). The training thread turns a host batch into a [`Batch`] of tensors on its device.
+//! bad samples, its [`lengths`]), and [`run_shapes`] foretells the shapes of a whole run. The training thread turns a host batch into a [`Batch`] of tensors on its device.
 //! Samples for the evaluation pass are kept apart: see [`held_out`]. [`throughput`] is the loader without a device.
 //!
 //! # To add a dataset
@@ -28,6 +28,7 @@ pub mod masked;
 pub mod order;
 pub mod pinned;
 pub mod rules;
+pub mod run_shapes;
 mod spec;
 pub mod synthetic;
 pub mod text;

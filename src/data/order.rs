@@ -51,6 +51,13 @@ impl Order {
         Self { last_batch, ..self }
     }
 
+    /// How many samples the smallest batch has.
+    pub fn smallest_batch(&self) -> usize {
+        let rest = self.samples.checked_rem(self.batch_size).unwrap_or(0);
+        let is_partial = self.last_batch == LastBatch::Keep && rest > 0 && self.samples > self.batch_size;
+        if is_partial { rest } else { self.batch_size }
+    }
+
     /// The samples of batch `number`, counted from 0.
     pub fn batch(&self, number: u64) -> Vec<Place> {
         let (samples, size) = (self.samples as u64, self.batch_size as u64);
@@ -158,6 +165,9 @@ mod tests {
             assert_eq!(seen.len(), 10);
         }
         assert_eq!(Order::new(8, 4, 1).with_last_batch(LastBatch::Keep).batch(2).len(), 4);
+        let smallest = |samples| Order::new(samples, 4, 1).with_last_batch(LastBatch::Keep).smallest_batch();
+        assert_eq!([10, 8, 3, 0].map(smallest), [2, 4, 4, 0]);
+        assert_eq!(Order::new(10, 4, 1).smallest_batch(), 4);
         assert_eq!(Order::new(3, 8, 1).with_last_batch(LastBatch::Keep).batch(0).len(), 8);
     }
 

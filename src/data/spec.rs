@@ -114,6 +114,10 @@ pub struct DataSpec {
     /// How far samples of varying length are padded.
     #[serde(default, skip_serializing_if = "is_default")]
     pub padding: Padding,
+    /// The rows of a batch that is padded to its longest sample are filled up to a multiple of so many tokens, no further
+    /// than the longest length.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub pad_to_multiple_of: Option<usize>,
     /// Whether an epoch ends with a smaller batch.
     #[serde(default, skip_serializing_if = "is_default")]
     pub last_batch: LastBatch,
@@ -144,6 +148,7 @@ mod tests {
         let new = DataSpec {
             tokenizer: Some("tokenizer.json".into()),
             padding: Padding::Maximum,
+            pad_to_multiple_of: Some(8),
             last_batch: LastBatch::Keep,
             on_bad_sample: OnBadSample::Skip,
             cost: Duration::from_millis(5),

@@ -49,6 +49,13 @@ impl Reporter for Bar {
                 let loss = loss.map_or_else(|| "loss not finite".to_owned(), |loss| format!("loss {loss:.3}"));
                 self.bar.set_message(format!("{:.1} ms, {loss}", times.total_ms));
             }
+            Event::RunPlaying { point, step, total } => {
+                self.bar.set_length(u64::from(*total));
+                self.bar.set_position(u64::from(*step));
+                self.bar.set_prefix(format!("forecast of the whole run, batch {}", point.batch_size));
+                self.bar.set_message("steps");
+                self.bar.enable_steady_tick(TICK);
+            }
             Event::Sample { .. } => {}
             Event::StudyEnded { .. } => {
                 self.bar.finish_and_clear();

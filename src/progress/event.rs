@@ -6,7 +6,7 @@ use crate::device::DeviceFacts;
 use crate::memory::MemorySample;
 use crate::memory::forecast::Method;
 use crate::trial::outcome::StepTimes;
-use crate::trial::{Point, TrialRecord, TrialSpec};
+use crate::trial::{Outlook, Point, TrialRecord, TrialSpec};
 
 /// One thing that happened in a study.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,6 +75,22 @@ pub enum Event {
         error_percent: Option<f64>,
         /// Why this method.
         reason: String,
+    },
+    /// The whole run of a point is being played to the model of the allocator.
+    RunPlaying {
+        /// Which point.
+        point: Point,
+        /// Steps played so far, under all allocators together.
+        step: u32,
+        /// Of how many; 0 while it is not known.
+        total: u32,
+    },
+    /// The whole run of a point was played.
+    RunPlayed {
+        /// Which point.
+        point: Point,
+        /// What came of it.
+        outlook: Outlook,
     },
     /// A point was ruled out without running it.
     Skipped {

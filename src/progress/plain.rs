@@ -1,6 +1,7 @@
 //! One line an event, for logs and CI.
 
 use super::{Event, Reporter, say};
+use crate::search::rules::whole_run;
 use crate::search::staged::breach_reason;
 use crate::search::{JudgedTrial, Verdict};
 use crate::text::harmless;
@@ -60,7 +61,10 @@ pub(super) fn line(event: &Event) -> Option<String> {
         Event::StudyEnded { status, trials, seconds } => {
             format!("finished: {status} after {} in {seconds:.1} s", plural(*trials, "trial"))
         }
-        Event::Step { .. } | Event::Sample { .. } => return None,
+        Event::RunPlayed { point, outlook } => {
+            format!("whole run of batch {}: {}", point.batch_size, harmless(&whole_run::sentence(outlook)))
+        }
+        Event::Step { .. } | Event::Sample { .. } | Event::RunPlaying { .. } => return None,
     })
 }
 
@@ -71,7 +75,8 @@ fn started(spec: &TrialSpec) -> String {
         (true, count) => format!("{count} batches"),
         (false, count) => plural(count as usize, "step"),
     };
-    format!("trial {} ({}): {}, {length}", spec.id, spec.purpose, spec.point)
+    let tokens = spec.length.map_or_else(String::new, |tokens| format!(", {tokens} tokens"));
+    format!("trial {} ({}): {}{tokens}, {length}", spec.id, spec.purpose, spec.point)
 }
 
 fn ended(record: &TrialRecord, verdict: &Verdict) -> String {

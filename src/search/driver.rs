@@ -20,14 +20,15 @@ use crate::report::Recommendation;
 use crate::report::recommendation::ReportError;
 use crate::text::with_causes;
 use crate::trial::journal::{Entry, Journal, JournalError};
-use crate::trial::spec::PROBE_UPDATES;
+use crate::trial::spec::ProbeSchedule;
 use crate::trial::statistics::FEWEST_SAMPLES;
 use crate::trial::{
-    Executor, ExecutorError, Interrupt, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
+    Executor, ExecutorError, Interrupt, Observation, Outcome, Outlook, Point, Purpose, TrialId, TrialRecord, TrialSpec,
 };
 
 mod answer;
-mod probes;
+pub(super) mod probes;
+mod whole_run;
 
 /// Rounds of the loader alone that are measured at least.
 const FEWEST_ROUNDS: u32 = 4;
@@ -93,6 +94,8 @@ pub struct Study<'a> {
     pub interrupt: Interrupt,
     /// Trials that the journal already holds.
     pub finished: Vec<TrialRecord>,
+    /// Runs whose play it holds.
+    pub foretold: Vec<(Point, Outlook)>,
     /// When the study began, RFC 3339.
     pub started: String,
 }
@@ -138,6 +141,7 @@ struct Running<'a> {
 impl<'a> Running<'a> {
     fn new(mut study: Study<'a>, facts: DeviceFacts) -> Self {
         let finished = std::mem::take(&mut study.finished);
+        let foretold = std::mem::take(&mut study.foretold);
         let mut running = Self {
             space: Space::new(study.plan),
             strategy: strategy(study.plan, facts.cpus),
@@ -152,6 +156,9 @@ impl<'a> Running<'a> {
             warned: BTreeSet::new(),
             study,
         };
+        for (point, outlook) in foretold {
+            running.foretold(point, outlook);
+        }
         for record in finished {
             // A probe whose recording is lost has to run again.
             if running.learn(&record) {
@@ -176,10 +183,20 @@ impl<'a> Running<'a> {
             self.report_skips();
             match ask {
                 Ask::Finished(conclusion) => break self.conclude(&conclusion),
-                Ask::Run { .. } if self.study.interrupt.requested() => break End::Interrupted,
-                Ask::Run { .. } if self.budget_is_spent() => break End::BudgetEnded,
+                _ if self.study.interrupt.requested() => break End::Interrupted,
+                _ if self.budget_is_spent() => break End::BudgetEnded,
+                Ask::Play { point } => {
+                    if let Some(end) = self.play(point) {
+                        break end;
+                    }
+                }
                 Ask::Run { point, purpose } => {
-                    if let Some(end) = self.trial(point, purpose)? {
+                    if let Some(end) = self.trial(self.spec(point, purpose, None))? {
+                        break end;
+                    }
+                }
+                Ask::ProbeLength { point, length } => {
+                    if let Some(end) = self.trial(self.spec(point, Purpose::Probe, Some(length)))? {
                         break end;
                     }
                 }
@@ -189,8 +206,7 @@ impl<'a> Running<'a> {
     }
 
     /// Runs one trial. Gives the study's end if the trial was cut short.
-    fn trial(&mut self, point: Point, purpose: Purpose) -> Result<Option<End>, DriverError> {
-        let spec = self.spec(point, purpose);
+    fn trial(&mut self, spec: TrialSpec) -> Result<Option<End>, DriverError> {
         self.last_id = spec.id.0;
         self.note(&Entry::TrialStarted { spec: spec.clone() });
         self.study.reporter.report(&Event::TrialStarted { spec: spec.clone() });
@@ -216,14 +232,14 @@ impl<'a> Running<'a> {
     }
 
     fn finished(&mut self, record: TrialRecord) {
-        let record = record.canonical();
+        let record = self.with_outlook(record.canonical());
         let verdict = self.judge(&record);
         let value = serde_json::to_value(&verdict).unwrap_or_default();
         self.note(&Entry::TrialEnded { record: record.clone(), verdict: value });
         self.study.reporter.report(&Event::TrialEnded { record: Box::new(record.clone()), verdict: verdict.clone() });
         // A probe whose trace cannot be read has run all the same: asking for it again would not end.
         self.learn(&record);
-        let is_probe = record.spec.is_probe();
+        let is_probe = record.spec.is_probe() && !record.spec.is_length_probe();
         self.history.tell(JudgedTrial { record, verdict });
         if is_probe {
             self.report_forecast();
@@ -238,13 +254,22 @@ impl<'a> Running<'a> {
         }
     }
 
-    fn spec(&self, point: Point, purpose: Purpose) -> TrialSpec {
+    fn spec(&self, point: Point, purpose: Purpose, length: Option<usize>) -> TrialSpec {
         let plan = &self.study.plan;
-        let update = u32::try_from(point.trial_accumulation()).unwrap_or(1);
+        let spec = TrialSpec {
+            id: TrialId(self.last_id.saturating_add(1)),
+            purpose,
+            point,
+            warmup_steps: 0,
+            steps: 0,
+            sample_every: plan.safety.sample_every,
+            length,
+        };
+        let update = u32::try_from(spec.accumulation()).unwrap_or(1);
         let (warmup_steps, steps) = match purpose {
-            Purpose::Probe => (update, (PROBE_UPDATES - 1) * update),
+            Purpose::Probe => (update, (ProbeSchedule::of(&spec).updates.saturating_sub(1)).saturating_mul(update)),
             Purpose::Soak => (plan.trial.warmup_steps, plan.trial.soak_steps),
-            Purpose::Throughput => loader_batches(&point, plan.trial),
+            Purpose::Throughput => loader_batches(&spec.point, plan.trial),
             // A program of the user's own is told its steps at the start and cannot be asked for more, so it gets as many
             // whole updates as any trust in its times needs.
             _ if plan.command().is_some() => {
@@ -253,14 +278,7 @@ impl<'a> Running<'a> {
             }
             _ => (plan.trial.warmup_steps, plan.trial.steps),
         };
-        TrialSpec {
-            id: TrialId(self.last_id.saturating_add(1)),
-            purpose,
-            point,
-            warmup_steps,
-            steps,
-            sample_every: plan.safety.sample_every,
-        }
+        TrialSpec { warmup_steps, steps, ..spec }
     }
 
     fn budget_is_spent(&self) -> bool {

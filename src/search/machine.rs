@@ -4,8 +4,10 @@
 //! forecasts are made of them as of any recording.
 
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use super::driver::probes::run_terms;
 use super::knowledge::probed::{Probed, Terms};
 use super::rules::testing::{completed, sample};
 use super::scripted::{Played, facts, loaded};
@@ -17,11 +19,14 @@ use crate::memory::trace::{TraceHeader, TraceWriter};
 use crate::memory::{AllocatorKind, Event, Mark, MemorySample, Ordinal, Phase, Player, Rates, Stream};
 use crate::train::GradientCheckpointing;
 use crate::trial::outcome::StepTimes;
-use crate::trial::spec::{PROBE_EVALUATION_AFTER, PROBE_UPDATES, trace_path};
+use crate::trial::spec::{ProbeSchedule, recording_path};
 use crate::trial::{
     Executor, ExecutorError, Measurement, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
 };
 use crate::units::MIB;
+
+/// Samples in its data to train on.
+const TRAINING_SAMPLES: usize = 5000;
 
 /// What a machine runs.
 #[derive(Clone, Debug)]
@@ -40,6 +45,8 @@ pub(crate) struct Machine {
     pub(crate) data_wait: f64,
     /// What recomputing activations adds to the time of a step, as a share of it: a forward pass.
     pub(crate) recomputation: f64,
+    /// The tokens of a sample as its activations are given. A probe at a length of its own has that share of them.
+    pub(crate) tokens: u64,
     /// Where probes leave their recordings.
     pub(crate) study: Option<PathBuf>,
     /// What it was asked to run, in order.
@@ -57,6 +64,7 @@ impl Machine {
             sample_seconds: 0.01,
             data_wait: 0.0,
             recomputation: 0.3,
+            tokens: 1,
             study: None,
             ran: Vec::new(),
         }
@@ -99,7 +107,7 @@ impl Machine {
                 self.weights.iter().for_each(|bytes| _ = tape.alloc(*bytes));
             }
             gradients.drain(..).for_each(|gradient| tape.free(gradient));
-            if update + 1 == PROBE_EVALUATION_AFTER {
+            if update + 1 == ProbeSchedule::PLAIN.evaluation_after {
                 tape.phase(Phase::Evaluation);
                 let largest = self.activations.iter().max().copied().unwrap_or(0);
                 let output = tape.alloc(largest * batch_size as u64);
@@ -169,10 +177,9 @@ impl Machine {
             return loaded(spec, made * rate / spec.point.batch_size as f64).canonical();
         }
         let template = completed(spec.point.clone(), Vec::new());
-        let updates = if spec.is_probe() { PROBE_UPDATES } else { 4 };
         let limit = if spec.is_probe() { u64::MAX } else { self.limit_bytes };
         let mut player = Player::new(Box::new(Native::new(limit)));
-        let events = self.events_at(&spec.point, updates);
+        let events = self.events_of(spec);
         player.play_all(&events);
         let state = player.state();
         if let Some(overrun) = player.take_overrun() {
@@ -201,6 +208,7 @@ impl Machine {
         let measurement = base.measurement.map(|measurement| Measurement {
             samples_per_second: rate,
             data_wait_fraction: wait,
+            training_samples: Some(TRAINING_SAMPLES),
             phases: StepTimes { forward_ms: 100.0 * self.recomputation, total_ms: 100.0, ..measurement.phases },
             ..measurement
         });
@@ -234,7 +242,16 @@ impl Machine {
             alloc_conf: None,
             planned: AllocatorKind::Auto,
             safety: plan.safety,
+            run: (self.tokens > 1).then(|| run_terms(plan)).flatten(),
         }
+    }
+
+    /// What a trial allocates and frees.
+    fn events_of(&self, spec: &TrialSpec) -> Vec<Event> {
+        let updates = if spec.is_probe() { ProbeSchedule::of(spec).updates } else { 4 };
+        let Some(length) = spec.length else { return self.events_at(&spec.point, updates) };
+        let activations = self.activations.iter().map(|bytes| bytes * length as u64 / self.tokens).collect();
+        Self { activations, ..self.clone() }.events_at(&spec.point, updates)
     }
 
     /// Plays a strategy on this machine to its conclusion.
@@ -245,18 +262,32 @@ impl Machine {
         for number in 1..=1000 {
             let ask = strategy.ask(&history, &knowledge);
             skipped.extend(strategy.skipped());
-            let Ask::Run { point, purpose } = ask else {
-                let trials = history.trials().iter().map(|trial| &trial.record.spec);
-                let trials = trials.map(|spec| (spec.purpose, spec.point.clone())).collect();
-                let Ask::Finished(conclusion) = ask else { break };
-                return (Played { trials, conclusion, skipped }, history);
+            let (point, purpose, length) = match ask {
+                Ask::Run { point, purpose } => (point, purpose, None),
+                Ask::ProbeLength { point, length } => (point, Purpose::Probe, Some(length)),
+                Ask::Play { point } => {
+                    let played = knowledge.play(&point, &history, &mut |_| ControlFlow::Continue(()));
+                    history.foretell(point, played.unwrap().outlook);
+                    continue;
+                }
+                Ask::Finished(conclusion) => {
+                    let trials = history.trials().iter().map(|trial| &trial.record.spec);
+                    let trials = trials.map(|spec| (spec.purpose, spec.point.clone())).collect();
+                    return (Played { trials, conclusion, skipped }, history);
+                }
             };
-            let spec = TrialSpec { id: TrialId(number), purpose, point, warmup_steps: 2, steps: 10, sample_every: 2 };
-            let record = self.record(&spec);
+            let spec =
+                TrialSpec { id: TrialId(number), purpose, point, warmup_steps: 2, steps: 10, sample_every: 2, length };
+            let outlook = history.outlook(&spec.point).filter(|_| spec.is_soak()).cloned();
+            let record = TrialRecord { outlook, ..self.record(&spec) };
             let verdict = if spec.is_judged() { rules::judge(&record, &plan.safety) } else { Verdict::default() };
             if spec.is_probe() && record.completed() {
-                let events = self.events_at(&spec.point, PROBE_UPDATES);
-                knowledge.add(&spec.point, events);
+                let events = self.events_of(&spec);
+                knowledge.count_samples(TRAINING_SAMPLES);
+                match length {
+                    Some(length) => knowledge.add_length_probe(&spec.point, length, events),
+                    None => _ = knowledge.add(&spec.point, events),
+                }
             }
             history.tell(JudgedTrial { record, verdict });
         }
@@ -264,9 +295,9 @@ impl Machine {
     }
 
     fn write_trace(&self, study: &Path, spec: &TrialSpec) {
-        let file = File::create(trace_path(study, &spec.point)).unwrap();
+        let file = File::create(recording_path(study, spec)).unwrap();
         let mut writer = TraceWriter::new(file, &TraceHeader::default()).unwrap();
-        let events = self.events_at(&spec.point, PROBE_UPDATES);
+        let events = self.events_of(spec);
         writer.write(&events).unwrap();
         writer.finish().unwrap();
     }

@@ -15,11 +15,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::trial::{Point, Purpose, TrialRecord};
+use crate::trial::{Outlook, Point, Purpose, TrialRecord, TrialSpec};
 
 pub mod driver;
 pub mod grid;
 pub mod knowledge;
+pub mod length_probes;
 pub mod recommend;
 pub mod rules;
 pub mod space;
@@ -62,10 +63,11 @@ impl JudgedTrial {
     }
 }
 
-/// All finished trials, in the order in which they ran.
+/// All finished trials, in the order in which they ran, and the runs that were played beside them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
     trials: Vec<JudgedTrial>,
+    outlooks: Vec<(Point, Outlook)>,
 }
 
 impl History {
@@ -81,22 +83,47 @@ impl History {
 
     /// The measuring trial of a point (not its soak, nor a probe, nor its loader alone), the last one if there were several.
     pub fn measured(&self, point: &Point) -> Option<&JudgedTrial> {
-        self.trials.iter().rev().find(|trial| trial.record.spec.is_measuring() && trial.record.spec.point == *point)
+        self.find(point, TrialSpec::is_measuring)
     }
 
-    /// The probe at a point.
+    /// Tells what is forecast of a point's whole run.
+    pub fn foretell(&mut self, point: Point, outlook: Outlook) {
+        self.outlooks.retain(|(known, _)| *known != point);
+        self.outlooks.push((point, outlook));
+    }
+
+    /// What is forecast of a point's whole run, once it was played.
+    pub fn outlook(&self, point: &Point) -> Option<&Outlook> {
+        self.outlooks.iter().find(|(known, _)| known == point).map(|(_, outlook)| outlook)
+    }
+
+    /// Whether the forecast of a point's whole run rules it out.
+    pub fn is_ruled_out(&self, point: &Point) -> bool {
+        self.outlook(point).is_some_and(|outlook| outlook.breach.is_some())
+    }
+
+    /// The probe at a point, with the lengths of the data.
     pub fn probed(&self, point: &Point) -> Option<&JudgedTrial> {
-        self.trials.iter().rev().find(|trial| trial.record.spec.is_probe() && trial.record.spec.point == *point)
+        self.find(point, |spec| spec.is_probe() && spec.length.is_none())
+    }
+
+    /// The probe at a point and a length.
+    pub fn length_probed(&self, point: &Point, length: usize) -> Option<&JudgedTrial> {
+        self.find(point, |spec| spec.is_probe() && spec.length == Some(length))
+    }
+
+    fn find(&self, point: &Point, is_meant: impl Fn(&TrialSpec) -> bool) -> Option<&JudgedTrial> {
+        self.trials.iter().rev().find(|trial| trial.record.spec.point == *point && is_meant(&trial.record.spec))
     }
 
     /// The trial of a point's loader alone.
     pub fn throughput(&self, point: &Point) -> Option<&JudgedTrial> {
-        self.trials.iter().rev().find(|trial| trial.record.spec.is_throughput() && trial.record.spec.point == *point)
+        self.find(point, TrialSpec::is_throughput)
     }
 
     /// The soak of a point.
     pub fn soaked(&self, point: &Point) -> Option<&JudgedTrial> {
-        self.trials.iter().rev().find(|trial| trial.record.spec.is_soak() && trial.record.spec.point == *point)
+        self.find(point, TrialSpec::is_soak)
     }
 }
 
@@ -109,6 +136,18 @@ pub enum Ask {
         point: Point,
         /// Why.
         purpose: Purpose,
+    },
+    /// Record a tiny batch whose samples all have one length.
+    ProbeLength {
+        /// The point.
+        point: Point,
+        /// The length.
+        length: usize,
+    },
+    /// Play the whole run of this point to the model of the allocator, and tell what came of it.
+    Play {
+        /// The point.
+        point: Point,
     },
     /// Nothing more: the search is over.
     Finished(Conclusion),

@@ -87,13 +87,14 @@ pub fn standing<'a>(history: &'a History, space: &Space) -> Standing<'a> {
     candidate.map_or(Standing::None, Standing::Unverified)
 }
 
-/// The safe measured points that meet the target, best first.
+/// The safe measured points that meet the target and whose whole run nothing rules out, best first.
 pub fn ranked<'a>(history: &'a History, space: &Space) -> Vec<&'a JudgedTrial> {
     let mut trials: Vec<&JudgedTrial> = history
         .trials()
         .iter()
         .filter(|trial| trial.record.spec.is_measuring() && trial.is_safe())
         .filter(|trial| space.meets_target(&trial.record.spec.point))
+        .filter(|trial| !history.is_ruled_out(&trial.record.spec.point))
         .collect();
     sort_by_objective(&mut trials, JudgedTrial::samples_per_second);
     trials

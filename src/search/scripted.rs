@@ -201,10 +201,18 @@ pub(crate) fn play_knowing(
         skipped.extend(strategy.skipped());
         match ask {
             Ask::Finished(conclusion) => return Played { trials, conclusion, skipped },
+            Ask::ProbeLength { .. } | Ask::Play { .. } => panic!("nothing here can play a run: {ask:?}"),
             Ask::Run { point, purpose } => {
                 trials.push((purpose, point.clone()));
-                let spec =
-                    TrialSpec { id: TrialId(number), purpose, point, warmup_steps: 2, steps: 10, sample_every: 2 };
+                let spec = TrialSpec {
+                    id: TrialId(number),
+                    purpose,
+                    point,
+                    warmup_steps: 2,
+                    steps: 10,
+                    sample_every: 2,
+                    length: None,
+                };
                 let record = record(&spec, &script(&spec));
                 let verdict = if spec.is_judged() { rules::judge(&record, &plan.safety) } else { Verdict::default() };
                 history.tell(JudgedTrial { record, verdict });

@@ -5,8 +5,10 @@ use crate::config::plan::{BatchSizePlan, PinMemory, TargetPlan};
 use crate::memory::Trim;
 use crate::train::GradientCheckpointing;
 use crate::trial::Point;
+use crate::trial::spec::LENGTH_PROBE_ACCUMULATION;
 
 use super::knowledge::Kind;
+use super::length_probes::{self, ProbeShape};
 
 /// A micro-batch size with the accumulation steps that bring it to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +47,7 @@ pub struct Space {
     alloc_confs: Vec<String>,
     cpus: Option<usize>,
     has_loader: bool,
+    probe_shapes: Vec<ProbeShape>,
 }
 
 impl Space {
@@ -71,6 +74,8 @@ impl Space {
             alloc_confs: search.alloc_conf.clone(),
             cpus: None,
             has_loader: plan.command().is_none(),
+            // Where there cannot be enough, whoever plays a run says so.
+            probe_shapes: length_probes::shapes(&plan.data).unwrap_or_default(),
         }
     }
 
@@ -149,6 +154,25 @@ impl Space {
         let loader = LoaderSetting { device_prefetch, ..self.first_loader() };
         let point = self.point(Pair { batch_size, accumulation_steps }, loader);
         Point { gradient_checkpointing: kind.gradient_checkpointing, ..point }
+    }
+
+    /// The shapes at which probes show how memory follows the length of samples; none where all have the same.
+    pub fn probe_shapes(&self) -> &[ProbeShape] {
+        &self.probe_shapes
+    }
+
+    /// The point that a probe at a length of its own runs for a point: the same in all that memory depends on, with more
+    /// accumulation than shows anything new left out.
+    pub fn length_probe_point(&self, point: &Point, batch_size: usize) -> Point {
+        let LoaderSetting { workers, prefetch_depth, .. } = self.first_loader();
+        Point {
+            batch_size,
+            accumulation_steps: point.accumulation_steps.clamp(1, LENGTH_PROBE_ACCUMULATION),
+            loader_workers: workers,
+            prefetch_depth,
+            alloc_conf: None,
+            ..point.clone()
+        }
     }
 
     /// Settings of PyTorch's allocator to try.

@@ -53,24 +53,35 @@ impl<'a> Contents<'a> {
 
 /// Writes the checkpoint and returns its bytes. The file appears whole or not at all.
 pub(super) fn write(path: &Path, contents: &Contents<'_>) -> Result<u64, CheckpointError> {
-    let Contents { parameters, buffers, optimizer } = *contents;
-    let state = optimizer.state();
-    let state = state.iter().map(|(name, variable)| (format!("optimizer.{name}"), variable.as_tensor()));
-    let kept = parameters.iter().chain(buffers.into_iter().flat_map(Buffers::iter));
-    let tensors: Vec<(String, &Tensor)> =
-        kept.map(|(name, variable)| (name.to_owned(), variable.as_tensor())).chain(state).collect();
-    let header = header(&tensors, optimizer.updates())?;
-
     let failed = |source| CheckpointError::Write { path: path.to_owned(), source };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    let written = write_parts(&mut BufWriter::new(file.as_file_mut()), &header, &tensors);
+    let written = write_to(&mut BufWriter::new(file.as_file_mut()), contents);
     let written = written.map_err(|error| match error {
         PartError::Io(source) => failed(source),
         PartError::Candle(error) => CheckpointError::Candle(error),
     })?;
     file.persist(path).map_err(|error| failed(error.error))?;
     Ok(written)
+}
+
+/// Makes a checkpoint and writes it nowhere: what the device does for one, without the disk. Returns its bytes.
+pub(super) fn rehearse(contents: &Contents<'_>) -> Result<u64, CheckpointError> {
+    write_to(&mut io::sink(), contents).map_err(|error| match error {
+        // The sink refuses nothing.
+        PartError::Io(source) => CheckpointError::Write { path: PathBuf::new(), source },
+        PartError::Candle(error) => CheckpointError::Candle(error),
+    })
+}
+
+fn write_to(file: &mut impl Write, contents: &Contents<'_>) -> Result<u64, PartError> {
+    let Contents { parameters, buffers, optimizer } = *contents;
+    let state = optimizer.state();
+    let state = state.iter().map(|(name, variable)| (format!("optimizer.{name}"), variable.as_tensor()));
+    let kept = parameters.iter().chain(buffers.into_iter().flat_map(Buffers::iter));
+    let tensors: Vec<(String, &Tensor)> =
+        kept.map(|(name, variable)| (name.to_owned(), variable.as_tensor())).chain(state).collect();
+    write_parts(file, &header(&tensors, optimizer.updates())?, &tensors)
 }
 
 /// An error on the way, before it is known which file it was.

@@ -150,4 +150,10 @@ pub struct TrainSpec {
     pub gradient_checkpointing: GradientCheckpointing,
     /// Batch normalisation.
     pub batch_norm: BatchNorm,
+    /// Updates from one evaluation pass of the coming run to the next. Trials have their own, so it is for the forecast.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluate_every: Option<u32>,
+    /// Updates from one checkpoint of the coming run to the next; for the forecast too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_every: Option<u32>,
 }

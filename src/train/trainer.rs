@@ -122,18 +122,30 @@ impl Trainer {
 
     /// Writes parameters, buffers and optimizer state as safetensors; returns the bytes written.
     pub fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
-        session.begin_phase(Phase::Checkpoint);
-        let written = checkpoint::write(path, &Contents::of(self.workload(), self.optimizer.as_ref()));
-        let ended = session.end_phase();
-        if let Err(error @ StepError::OutOfMemory(_)) = ended {
-            return Err(error);
-        }
-        let bytes = written.map_err(|error| match error {
-            CheckpointError::Candle(error) => session.classify(&error),
-            CheckpointError::Write { .. } => StepError::Workload(with_causes(&error)),
-        })?;
-        ended.map(|()| bytes)
+        in_checkpoint(session, || checkpoint::write(path, &Contents::of(self.workload(), self.optimizer.as_ref())))
     }
+
+    /// Does on the device what a checkpoint does there, and writes no file. Returns the bytes that one would have.
+    pub fn rehearse_checkpoint(&self, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
+        in_checkpoint(session, || checkpoint::rehearse(&Contents::of(self.workload(), self.optimizer.as_ref())))
+    }
+}
+
+fn in_checkpoint(
+    session: &mut dyn DeviceSession,
+    write: impl FnOnce() -> Result<u64, CheckpointError>,
+) -> Result<u64, StepError> {
+    session.begin_phase(Phase::Checkpoint);
+    let written = write();
+    let ended = session.end_phase();
+    if let Err(error @ StepError::OutOfMemory(_)) = ended {
+        return Err(error);
+    }
+    let bytes = written.map_err(|error| match error {
+        CheckpointError::Candle(error) => session.classify(&error),
+        CheckpointError::Write { .. } => StepError::Workload(with_causes(&error)),
+    })?;
+    ended.map(|()| bytes)
 }
 
 /// A forward pass that waits for its backward pass.

@@ -66,7 +66,7 @@ mod tests {
             trim: Trim::Never,
             alloc_conf: None,
         };
-        TrialSpec { id: TrialId(1), purpose, point, warmup_steps, steps, sample_every: 2 }
+        TrialSpec { id: TrialId(1), purpose, point, warmup_steps, steps, sample_every: 2, length: None }
     }
 
     /// Every length of a trial that never settles.

@@ -85,6 +85,7 @@ impl Series {
             batches_per_second: None,
             batch_bytes: None,
             has_batch_norm: false,
+            training_samples: None,
         }
     }
 
@@ -176,6 +177,7 @@ mod tests {
             warmup_steps,
             steps: 10,
             sample_every: 2,
+            length: None,
         }
     }
 

@@ -16,6 +16,7 @@ pub mod extension;
 pub mod journal;
 pub mod measure;
 pub mod outcome;
+pub mod outlook;
 pub mod process;
 pub mod protocol;
 pub mod spawn;
@@ -25,4 +26,5 @@ pub mod worker;
 
 pub use executor::{Executor, ExecutorError, Interrupt, Observation};
 pub use outcome::{Measurement, Outcome, TrialRecord};
+pub use outlook::Outlook;
 pub use spec::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec};

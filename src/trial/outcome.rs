@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::outlook::Outlook;
 use super::spec::TrialSpec;
 use super::statistics::{Trust, round_for_json};
 use crate::memory::{MemorySample, Phase};
@@ -193,6 +194,9 @@ pub struct Measurement {
     /// Whether the model keeps running statistics, as one with batch normalisation does.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_batch_norm: bool,
+    /// Samples in the part of the data to train on; `None` where a program of the user's own loads them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training_samples: Option<usize>,
 }
 
 impl Measurement {
@@ -235,6 +239,10 @@ pub struct TrialRecord {
     pub warnings: Vec<String>,
     /// Wall time of the trial.
     pub seconds: f64,
+    /// What is forecast of the whole run, in a soak. It is part of the record so that a rule can read it, and so that a
+    /// resumed study need not play the run again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outlook: Option<Outlook>,
 }
 
 impl TrialRecord {
@@ -246,6 +254,7 @@ impl TrialRecord {
             measurement: None,
             samples: Vec::new(),
             warnings: Vec::new(),
+            outlook: None,
             seconds: 0.0,
         }
     }
@@ -288,7 +297,7 @@ mod tests {
     #[test]
     fn what_an_earlier_version_wrote_is_read_and_what_it_did_not_know_is_not_written() {
         let value = serde_json::to_value(Measurement::default()).unwrap();
-        for name in ["batches_per_second", "batch_bytes", "has_batch_norm"] {
+        for name in ["batches_per_second", "batch_bytes", "has_batch_norm", "training_samples"] {
             assert!(value.get(name).is_none(), "{name}");
         }
         assert_eq!(serde_json::from_value::<Measurement>(value).unwrap(), Measurement::default());

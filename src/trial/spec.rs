@@ -158,6 +158,10 @@ pub struct TrialSpec {
     pub steps: u32,
     /// A memory sample is taken every so many steps.
     pub sample_every: u32,
+    /// The length of every sample, in a probe that tells what memory does as lengths vary; else they are as the data
+    /// gives them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length: Option<usize>,
 }
 
 impl TrialSpec {
@@ -198,9 +202,21 @@ impl TrialSpec {
         self.point.loader_workers.saturating_add(1)
     }
 
-    /// Micro-batches per optimizer step as this trial runs them: the planned run's in a soak, at most two otherwise.
+    /// Whether this is a probe at a length of its own, for the forecast of the whole run.
+    pub fn is_length_probe(&self) -> bool {
+        self.is_probe() && self.length.is_some()
+    }
+
+    /// Micro-batches per optimizer step as this trial runs them: the planned run's in a soak, at most three in a probe at
+    /// a length of its own, at most two otherwise.
     pub fn accumulation(&self) -> usize {
-        if self.is_soak() { self.point.accumulation_steps.max(1) } else { self.point.trial_accumulation() }
+        if self.is_soak() {
+            self.point.accumulation_steps.max(1)
+        } else if self.is_length_probe() {
+            self.point.accumulation_steps.clamp(1, LENGTH_PROBE_ACCUMULATION)
+        } else {
+            self.point.trial_accumulation()
+        }
     }
 
     /// All steps that the trial runs: warm-up and measured ones together, at least one, and in a soak enough for two
@@ -234,11 +250,40 @@ pub struct WorkloadSpec {
     pub seed: u64,
 }
 
-/// The updates that a probe runs. The first makes the optimizer state, the third is followed by an evaluation pass, and
-/// the fourth shows what the training steps take from the cache after one; a forecast needs two that are alike.
-pub const PROBE_UPDATES: u32 = 4;
-/// The update of a probe that an evaluation pass follows.
-pub const PROBE_EVALUATION_AFTER: u32 = 3;
+/// Of the micro-batches of an update the first makes the gradients, the last is followed by the optimizer's step, and
+/// those between are alike: of them one is enough.
+pub const LENGTH_PROBE_ACCUMULATION: usize = 3;
+
+/// What a probe does when, in updates counted from 1.
+///
+/// The first update makes the optimizer state and loads what is staged ahead, so it stands for no other. A forecast needs
+/// two plain ones in a row that are alike, the later of which frees nothing that the first has loaded. Then comes one with
+/// an evaluation pass (and a checkpoint, where the run will have them), and after it as many as show what training
+/// steps take from the cache after one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeSchedule {
+    /// All updates.
+    pub updates: u32,
+    /// The one that is followed by the evaluation pass.
+    pub evaluation_after: u32,
+}
+
+impl ProbeSchedule {
+    /// Without batches staged ahead and without lengths: what most probes are.
+    pub const PLAIN: Self = Self { updates: 4, evaluation_after: 3 };
+
+    /// That of a probe.
+    pub fn of(spec: &TrialSpec) -> Self {
+        let (ahead, steps) = (spec.point.device_prefetch, spec.accumulation().max(1));
+        // Updates until what is freed was loaded after the first update.
+        let settling = if ahead == 0 { 0 } else { (ahead.saturating_add(1)).div_ceil(steps).saturating_sub(1).max(1) };
+        let settling = u32::try_from(settling).unwrap_or(u32::MAX);
+        let evaluation_after = settling.saturating_add(Self::PLAIN.evaluation_after);
+        // A run of thousands of steps goes on as the recording does, so it has to be settled after the pass as well.
+        let again = if spec.is_length_probe() { settling.saturating_add(2) } else { settling.saturating_add(1) };
+        Self { updates: evaluation_after.saturating_add(again), evaluation_after }
+    }
+}
 
 /// The recording that a probe leaves in the scratch directory, which is the study's. It stays there for the forecast,
 /// for a resumed study and for `tune forecast`.
@@ -251,8 +296,69 @@ pub fn trace_path(scratch: &Path, point: &Point) -> PathBuf {
     scratch.join(format!("probe-{}{accumulation}{recomputation}.trace", point.batch_size))
 }
 
+/// The recording that a probe leaves, whichever it is: those at lengths of their own have names of their own.
+pub fn recording_path(scratch: &Path, spec: &TrialSpec) -> PathBuf {
+    let Some(length) = spec.length else { return trace_path(scratch, &spec.point) };
+    let Point { batch_size, device_prefetch, gradient_checkpointing, trim, .. } = &spec.point;
+    let recomputation = if gradient_checkpointing.is_none() { "" } else { "-recomputing" };
+    let staged = if *device_prefetch == 0 { String::new() } else { format!("-staging-{device_prefetch}") };
+    let trim = if *trim == Trim::Never { String::new() } else { format!("-trimming-{trim}") };
+    let steps = spec.accumulation();
+    scratch.join(format!("probe-{batch_size}x{length}-of-{steps}{staged}{recomputation}{trim}.trace"))
+}
+
 /// The checkpoint that a soak writes into the scratch directory, and removes; the driver does, should the worker not
 /// live to.
 pub fn checkpoint_path(scratch: &Path, trial: TrialId) -> PathBuf {
     scratch.join(format!("checkpoint-of-trial-{trial}.safetensors"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probe(accumulation_steps: usize, device_prefetch: usize, length: Option<usize>) -> TrialSpec {
+        let point = Point {
+            batch_size: 2,
+            accumulation_steps,
+            loader_workers: 0,
+            prefetch_depth: 0,
+            device_prefetch,
+            pin_memory: false,
+            gradient_checkpointing: GradientCheckpointing::None,
+            trim: Trim::Never,
+            alloc_conf: None,
+        };
+        TrialSpec { id: TrialId(1), purpose: Purpose::Probe, point, warmup_steps: 1, steps: 1, sample_every: 2, length }
+    }
+
+    #[test]
+    fn a_probe_has_two_plain_updates_alike_whose_frees_are_not_of_the_first() {
+        for accumulation in 1..=4 {
+            for ahead in 0..=9 {
+                for length in [None, Some(64)] {
+                    let spec = probe(accumulation, ahead, length);
+                    let ProbeSchedule { updates, evaluation_after } = ProbeSchedule::of(&spec);
+                    // Counted from 0: the last plain update, and its first step.
+                    let last_plain = evaluation_after - 2;
+                    let first_step = last_plain as usize * spec.accumulation();
+                    assert!(ahead == 0 || (last_plain >= 2 && first_step > ahead), "{spec:?}");
+                    assert!(last_plain >= 1 && updates > evaluation_after, "{spec:?}");
+                }
+            }
+        }
+        assert_eq!(ProbeSchedule::of(&probe(2, 0, None)), ProbeSchedule::PLAIN);
+    }
+
+    #[test]
+    fn probes_of_other_shapes_have_files_of_their_own() {
+        let path = |spec: &TrialSpec| recording_path(Path::new("study"), spec).display().to_string();
+        assert_eq!(path(&probe(8, 1, None)), "study/probe-2.trace");
+        assert_eq!(path(&probe(1, 0, Some(64))), "study/probe-2x64-of-1.trace");
+        let other = probe(8, 1, Some(96));
+        let trimming = Point { trim: Trim::AfterUpdate, ..other.point.clone() };
+        let trimming = Point { gradient_checkpointing: GradientCheckpointing::Blocks, ..trimming };
+        let other = TrialSpec { point: trimming, ..other };
+        assert_eq!(path(&other), "study/probe-2x96-of-3-staging-1-recomputing-trimming-after_update.trace");
+    }
 }

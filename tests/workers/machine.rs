@@ -10,7 +10,7 @@ use batchtune::memory::policy::native::Native;
 use batchtune::memory::trace::{TraceHeader, TraceWriter};
 use batchtune::memory::{Event, Mark, MemorySample, Ordinal, Phase, Player, Rates, Stream};
 use batchtune::trial::outcome::StepTimes;
-use batchtune::trial::spec::{PROBE_EVALUATION_AFTER, PROBE_UPDATES, trace_path};
+use batchtune::trial::spec::{ProbeSchedule, trace_path};
 use batchtune::trial::{Executor, ExecutorError, Measurement, Observation, Outcome, TrialRecord, TrialSpec};
 
 const MIB: u64 = 1 << 20;
@@ -81,6 +81,7 @@ fn measured(spec: &TrialSpec) -> TrialRecord {
         measurement: None,
         samples: Vec::new(),
         warnings: Vec::new(),
+        outlook: None,
         seconds: 1.0,
     };
     if let Some(overrun) = player.take_overrun() {
@@ -132,7 +133,7 @@ fn events(spec: &TrialSpec) -> Vec<Event> {
     tape.mark(Mark::Phase(Phase::Build));
     tape.alloc(WEIGHT_BYTES);
     let mut step = 0;
-    for update in 1..=PROBE_UPDATES {
+    for update in 1..=ProbeSchedule::PLAIN.updates {
         let mut sum = None;
         for _ in 0..spec.point.trial_accumulation() {
             tape.mark(Mark::Step(step));
@@ -151,7 +152,7 @@ fn events(spec: &TrialSpec) -> Vec<Event> {
         if let Some(gradient) = sum {
             tape.free(gradient);
         }
-        if update == PROBE_EVALUATION_AFTER {
+        if update == ProbeSchedule::PLAIN.evaluation_after {
             tape.mark(Mark::Phase(Phase::Evaluation));
             let output = tape.alloc(SAMPLE_BYTES * batch_size);
             tape.free(output);

@@ -8,7 +8,7 @@ use crate::config::leaf::text::Text;
 use crate::config::problem::ProblemKind;
 use crate::config::sections::data::Length;
 use crate::config::sections::model::ModelFile;
-use crate::data::SourceKind;
+use crate::data::{Padding, SourceKind};
 
 impl Checks<'_> {
     /// Samples are as long as the model takes them.
@@ -54,6 +54,24 @@ impl Checks<'_> {
                     self.refuse(ProblemKind::Conflict, &format!("{key}.max"), &message);
                 }
             }
+        }
+    }
+
+    /// Rows are filled up to a multiple only where they are as long as their longest sample.
+    pub(super) fn check_padding(&mut self) {
+        let (key, data) = ("data.pad_to_multiple_of", &self.file.data);
+        if data.pad_to_multiple_of.is_none()
+            || self.file.command.is_some()
+            || !self.sound(&[key, "data.padding", "data.sequence_length"])
+        {
+            return;
+        }
+        let varies = matches!(data.sequence_length, Some(Length::Range(_)));
+        if !varies || data.padding.0 != Padding::Longest {
+            let message = "it means something for samples of varying length with `padding: longest` only";
+            let problem = self.located.problem(ProblemKind::Conflict, key, message);
+            let hint = "leave it out, or write `sequence_length: {min: 64, max: 512}`";
+            self.problems.push(problem.with_hint(hint));
         }
     }
 

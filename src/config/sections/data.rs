@@ -30,6 +30,9 @@ pub struct DataFile {
     pub sequence_length: Option<Length>,
     /// How far samples of varying length are padded. Trials run the longest batch there can be in any case.
     pub padding: Choice<Padding>,
+    /// Rows of `padding: longest` are filled up to a multiple of so many tokens, no further than the longest length.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pad_to_multiple_of: Option<Tokens>,
     /// For text: the tokenizer.json that cuts it, relative to the configuration file; by default each byte is a token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<Text>,
@@ -54,6 +57,7 @@ impl Default for DataFile {
             path: None,
             sequence_length: None,
             padding: Choice::default(),
+            pad_to_multiple_of: None,
             tokenizer: None,
             last_batch: Choice::default(),
             on_bad_sample: Choice::default(),

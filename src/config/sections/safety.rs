@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::leaf::amount::Share;
 use crate::config::leaf::choice::Choice;
 use crate::config::leaf::number::{Factor, Whole};
+use crate::config::plan::DEFAULT_HORIZON_STEPS;
 use crate::memory::{FragmentationMetric, FragmentationSource};
 
 /// What counts as safe.
@@ -24,6 +25,8 @@ pub struct SafetyFile {
     pub largest_block_factor: Factor,
     /// The share of the limit that must stay free at the peak, and at least the step's largest request.
     pub headroom: Share<0, 90>,
+    /// Steps (micro-batches) of the coming run that are forecast before a configuration is called safe; 0 forecasts none.
+    pub horizon_steps: Whole<0, 1_000_000>,
 }
 
 impl Default for SafetyFile {
@@ -35,6 +38,7 @@ impl Default for SafetyFile {
             sample_every: Whole::clamped(2),
             largest_block_factor: Factor(1.5),
             headroom: Share::percent(5),
+            horizon_steps: Whole::clamped(DEFAULT_HORIZON_STEPS.into()),
         }
     }
 }

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::leaf::choice::Choice;
-use crate::config::leaf::number::{LearningRate, Momentum};
+use crate::config::leaf::number::{LearningRate, MANY, Momentum, Whole};
 use crate::train::{BatchNorm, GradientCheckpointing, OptimizerKind, Precision};
 
 /// How to train.
@@ -23,7 +23,16 @@ pub struct TrainFile {
     pub gradient_checkpointing: Choice<GradientCheckpointing>,
     /// What batch normalisation does while training.
     pub batch_norm: Choice<BatchNorm>,
+    /// Updates from one evaluation pass of the coming run to the next, for its forecast; by default there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evaluate_every: Option<Updates>,
+    /// Updates from one checkpoint of the coming run to the next, for its forecast; by default there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_every: Option<Updates>,
 }
+
+/// How many updates lie between two of something.
+pub type Updates = Whole<1, MANY>;
 
 impl Default for TrainFile {
     fn default() -> Self {
@@ -34,6 +43,8 @@ impl Default for TrainFile {
             momentum: Momentum::default(),
             gradient_checkpointing: Choice::default(),
             batch_norm: Choice::default(),
+            evaluate_every: None,
+            checkpoint_every: None,
         }
     }
 }

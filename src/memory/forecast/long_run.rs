@@ -5,7 +5,7 @@
 //! are held and nothing else of the past. Of the series no more than [`MAX_POINTS`] points are kept; where there are more
 //! steps, a point stands for several, with the highest of their figures.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::run::RunEvents;
 use crate::memory::event::{Event, Mark};
@@ -20,7 +20,7 @@ pub const MAX_POINTS: usize = 1024;
 const WARM_UP_STEPS: u32 = 2;
 
 /// The figures of some steps in a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LongRunPoint {
     /// The first of the steps, counted from 0.
     pub step: u32,
@@ -31,7 +31,7 @@ pub struct LongRunPoint {
 }
 
 /// The step in which a request did not fit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LongRunEnd {
     /// Counted from 0.
     pub step: u32,
@@ -44,7 +44,7 @@ pub struct LongRunEnd {
 }
 
 /// What a long run takes.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LongRunFigures {
     /// Steps that were finished.
     pub steps: u32,

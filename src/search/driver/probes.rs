@@ -13,10 +13,11 @@ use crate::device::DeviceFacts;
 use crate::memory::trace::{TraceFileError, file};
 use crate::memory::{AllocatorKind, Event};
 use crate::progress::Event as Progress;
-use crate::search::knowledge::probed::{Probed, Terms};
+use crate::search::JudgedTrial;
+use crate::search::knowledge::probed::{Probed, RunTerms, Terms};
 use crate::text::with_causes;
 use crate::trial::TrialRecord;
-use crate::trial::spec::trace_path;
+use crate::trial::spec::recording_path;
 
 /// The largest trace that is read: about 300 million events.
 const MAX_TRACE_BYTES: u64 = 1 << 30;
@@ -54,12 +55,25 @@ pub(super) fn knowledge(plan: &Plan, facts: &DeviceFacts) -> Probed {
         // A program of the user's own runs with the allocator that is planned; nothing has to stand in for it.
         planned: if plan.command().is_some() { AllocatorKind::Auto } else { plan.memory.allocator },
         safety: plan.safety,
+        run: run_terms(plan),
+    })
+}
+
+/// The run that is coming, where it is one of ours: nobody knows the data of a user's own program.
+pub(in crate::search) fn run_terms(plan: &Plan) -> Option<RunTerms> {
+    let is_forecast = plan.safety.horizon_steps > 0 && plan.command().is_none();
+    is_forecast.then(|| RunTerms {
+        horizon_steps: plan.safety.horizon_steps,
+        data: plan.data.clone(),
+        seed: plan.seed,
+        evaluate_every: plan.train.evaluate_every,
+        checkpoint_every: plan.train.checkpoint_every,
     })
 }
 
 /// The recording of a probe that completed; `None` for any other trial.
 fn recording(study: &Path, record: &TrialRecord) -> Option<Result<Vec<Event>, TraceError>> {
-    (record.spec.is_probe() && record.completed()).then(|| read(&trace_path(study, &record.spec.point)))
+    (record.spec.is_probe() && record.completed()).then(|| read(&recording_path(study, &record.spec)))
 }
 
 fn read(path: &Path) -> Result<Vec<Event>, TraceError> {
@@ -80,6 +94,9 @@ impl Running<'_> {
 
     /// Adds the recording of a probe to what is known. `false` where there should be one and it cannot be read.
     pub(super) fn learn(&mut self, record: &TrialRecord) -> bool {
+        if let Some(samples) = record.measurement.as_ref().and_then(|measurement| measurement.training_samples) {
+            self.knowledge.count_samples(samples);
+        }
         let events = match recording(&self.study_folder(), record) {
             None => return true,
             Some(Ok(events)) => events,
@@ -88,13 +105,17 @@ impl Running<'_> {
                 return false;
             }
         };
-        self.knowledge.add(&record.spec.point, events);
+        match record.spec.length {
+            Some(length) => self.knowledge.add_length_probe(&record.spec.point, length, events),
+            None => _ = self.knowledge.add(&record.spec.point, events),
+        }
         true
     }
 
     /// Tells what the probes so far are worth, once they are worth something or have failed.
     pub(super) fn report_forecast(&mut self) {
-        let last = self.history.trials().iter().rev().find(|trial| trial.record.spec.is_probe());
+        let is_probe = |trial: &&JudgedTrial| trial.record.spec.is_probe() && !trial.record.spec.is_length_probe();
+        let last = self.history.trials().iter().rev().find(is_probe);
         let point = last.map(|trial| &trial.record.spec.point);
         if let Some(summary) = self.knowledge.summary(point, &self.history) {
             self.study.reporter.report(&Progress::Forecast {

@@ -29,6 +29,7 @@ fn study_in(
         output: folder.join("recommendation.yaml"),
         interrupt: Interrupt::default(),
         finished,
+        foretold: Vec::new(),
         started: header.started,
     }
     .run()

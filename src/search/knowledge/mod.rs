@@ -55,6 +55,12 @@ pub trait Knowledge {
     /// What a batch size of a kind takes. `None` where nothing is known of it, as always below a batch of 2.
     fn expect(&self, kind: Kind, batch_size: usize) -> Option<Expectation>;
 
+    /// Whether the whole run of a point can be played, once the probes for it have run. What comes of it is told to the
+    /// history.
+    fn can_play(&self, _point: &Point) -> bool {
+        false
+    }
+
     /// The same if the program's allocator had these settings (in the form of `PYTORCH_CUDA_ALLOC_CONF`).
     fn expect_under(&self, _kind: Kind, _batch_size: usize, _alloc_conf: &str) -> Option<Expectation> {
         None

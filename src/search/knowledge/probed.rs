@@ -24,10 +24,14 @@ use crate::train::GradientCheckpointing;
 use crate::trial::statistics::round_for_json;
 use crate::trial::{Measurement, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec};
 use crate::units::Bytes;
+use whole_run::Runs;
 
+mod coming;
 mod recomputation;
+mod whole_run;
 
 pub use recomputation::Recomputation;
+pub use whole_run::{Play, PlayedSteps, RunTerms, Watch};
 
 /// How far an affine forecast may be off where no third probe told: lines through transformers' peaks were 8-14 % off.
 const UNKNOWN_ERROR_PERCENT: f64 = 15.0;
@@ -49,6 +53,8 @@ pub struct Terms {
     pub planned: AllocatorKind,
     /// What counts as safe.
     pub safety: SafetyPlan,
+    /// The run that is coming; `None` where it is not to be forecast.
+    pub run: Option<RunTerms>,
 }
 
 /// A forecast as the recommendation states it.
@@ -76,6 +82,8 @@ pub struct Probed {
     /// Replays take milliseconds to seconds, and strategies ask again and again.
     expected: RefCell<BTreeMap<Question, Option<Expectation>>>,
     largest: RefCell<BTreeMap<Kind, Option<usize>>>,
+    /// For whole runs.
+    runs: Runs,
 }
 
 impl Probed {
@@ -87,6 +95,7 @@ impl Probed {
             forecasters: BTreeMap::new(),
             expected: RefCell::default(),
             largest: RefCell::default(),
+            runs: Runs::default(),
         }
     }
 
@@ -318,6 +327,10 @@ impl Knowledge for Probed {
         self.look_up(kind, batch_size, None)
     }
 
+    fn can_play(&self, point: &Point) -> bool {
+        self.is_playable(point)
+    }
+
     fn expect_under(&self, kind: Kind, batch_size: usize, alloc_conf: &str) -> Option<Expectation> {
         self.look_up(kind, batch_size, Some(alloc_conf))
     }
@@ -355,11 +368,20 @@ fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
         ..Measurement::default()
     };
     TrialRecord {
-        spec: TrialSpec { id: TrialId(0), purpose: Purpose::Probe, point, warmup_steps, steps, sample_every },
+        spec: TrialSpec {
+            id: TrialId(0),
+            purpose: Purpose::Probe,
+            point,
+            warmup_steps,
+            steps,
+            sample_every,
+            length: None,
+        },
         outcome: Outcome::Completed,
         measurement: Some(measurement),
         samples: vec![sample],
         warnings: Vec::new(),
+        outlook: None,
         seconds: 0.0,
     }
 }

@@ -1,6 +1,7 @@
 //! Safety rules: what makes a finished trial safe. One file a rule.
 //!
-//! A rule reads the recorded series of a trial and nothing else, so it is tested with hand-made series. Every rule
+//! A rule reads the record of a trial and nothing else, so it is tested with hand-made series. What is no series in it is
+//! what the search forecast of the whole run and put into the soak's record, for the rule on that. Every rule
 //! gives a [`Check`]: a value, what is allowed, and a sentence that says what it means. A rule that has nothing to read
 //! passes and says so, with no value: absence of evidence is no breach.
 //!
@@ -16,6 +17,7 @@
 //! | [`largest_block_drop`] | L fell by more than 30 % | |
 //! | [`headroom`] | too few bytes stay free at the peak | |
 //! | [`growth`] | V grows and reaches C within 10,000 steps | it grows and reaches C later |
+//! | [`whole_run`] | the coming run breaks by forecast | its forecast may err, or could not be made |
 //! | [`host_memory`] | the worker has more than 80 % of what it can have | |
 //! | [`allocated_blocks`] | | over 5,000 live allocations |
 //! | [`data_wait`] | | the step waits more than 2 % of the time |
@@ -41,6 +43,7 @@ pub mod headroom;
 pub mod host_memory;
 pub mod largest_block;
 pub mod largest_block_drop;
+pub mod whole_run;
 
 /// Steps whose samples no rule reads: the first ones fill the cache and allocate what stays.
 pub const WARM_UP_STEPS: u32 = 2;
@@ -159,7 +162,7 @@ impl Finding {
 }
 
 /// The registry: every rule, in the order in which breaches are reported.
-pub fn all() -> [&'static dyn Rule; 10] {
+pub fn all() -> [&'static dyn Rule; 11] {
     [
         &completion::Completion,
         &finite_loss::FiniteLoss,
@@ -168,6 +171,7 @@ pub fn all() -> [&'static dyn Rule; 10] {
         &largest_block_drop::LargestBlockDrop,
         &headroom::Headroom,
         &growth::Growth,
+        &whole_run::WholeRun,
         &host_memory::HostMemoryShare,
         &allocated_blocks::AllocatedBlocks,
         &data_wait::DataWait,
@@ -193,7 +197,7 @@ pub(crate) mod testing {
     //! Hand-made trials.
 
     use super::*;
-    use crate::config::plan::SafetyPlan;
+    use crate::config::plan::{DEFAULT_HORIZON_STEPS, SafetyPlan};
     use crate::memory::{FragmentationMetric, FragmentationSource, Rates, Trim};
     use crate::train::GradientCheckpointing;
     use crate::trial::{Measurement, Outcome, Point, Purpose, TrialId, TrialSpec};
@@ -208,6 +212,7 @@ pub(crate) mod testing {
             sample_every: 2,
             largest_block_factor: 1.5,
             headroom: Fraction(0.05),
+            horizon_steps: DEFAULT_HORIZON_STEPS,
         }
     }
 
@@ -268,11 +273,13 @@ pub(crate) mod testing {
                 warmup_steps: 2,
                 steps: 10,
                 sample_every: 2,
+                length: None,
             },
             outcome: Outcome::Completed,
             measurement: Some(measurement),
             samples,
             warnings: Vec::new(),
+            outlook: None,
             seconds: 1.0,
         }
     }

@@ -15,7 +15,9 @@
 //! 5. **Loader** ([`loader`]): where the step waits, the loader is run alone with more workers, and the fewest that make
 //!    enough are verified by real steps; on a breach the prefetch depth goes first.
 //! 6. **Allocator** ([`allocator`]): settings of PyTorch's allocator that hold less by replay are confirmed by a run.
-//! 7. **Soak** ([`soak`]): the best point is proved by a long run; on a breach the next best is.
+//! 7. **Whole run** ([`whole_run`]): the coming run of the best point is played to the model of the allocator; where it
+//!    breaks, the next best is looked at.
+//! 8. **Soak** ([`soak`]): the best point is proved by a long run; on a breach the next best is.
 //!
 //! The strategy keeps no state between calls but for what it has reported. It derives where it stands from the history
 //! each time, which makes a resumed study and an uninterrupted one the same.
@@ -25,8 +27,8 @@
 //! # How many trials
 //! With an exact forecast at most [`TRIALS_BEFORE_SOAK`] run before the soak (the smallest, two to five probes, the rest at
 //! most [`FULL_SIZE_TRIALS`] of full size; where recomputation is part of the search, its probes and the first trial with
-//! it come on top), and up to [`THROUGHPUT_TRIALS`] of the loader alone, which have no model. The
-//! loader takes [`LOADER_TRIALS`] at most, with real steps or without. These bounds stop a search for a better point,
+//! it come on top), and up to [`THROUGHPUT_TRIALS`] of the loader alone, which have no model, and the tiny
+//! probes of the whole run. The loader takes [`LOADER_TRIALS`] at most, with real steps or without. These bounds stop a search for a better point,
 //! never the one for a safe point.
 
 use super::recommend::{best_of, compute_rate};
@@ -45,6 +47,7 @@ mod recompute;
 mod settle;
 mod soak;
 mod staging;
+mod whole_run;
 
 pub use loader::{LOADER_TRIALS, THROUGHPUT_TRIALS};
 use recompute::largest_of;

@@ -76,7 +76,7 @@ impl Staged {
             |record: &TrialRecord| Some(&record.spec.point.gradient_checkpointing) != self.space.modes().first();
         let others =
             || view.history.trials().iter().map(|trial| &trial.record).filter(|record| is_of_another_mode(record));
-        let other_probes = others().filter(|record| record.spec.is_probe()).count();
+        let other_probes = others().filter(|record| is_probe_of_sizes(record)).count();
         let other_sizes = others().filter(|record| is_of_full_size(record)).count().min(1);
         let count = |counts: fn(&TrialRecord) -> bool| {
             view.history.trials().iter().filter(|trial| counts(&trial.record)).count()
@@ -84,13 +84,20 @@ impl Staged {
         let is_exact =
             self.space.modes().iter().any(|mode| view.knowledge.method(self.probed_kind(*mode)) == Some(Method::Exact));
         if is_exact {
-            let before = count(|record| !record.spec.is_soak() && !record.spec.is_throughput());
+            let before = count(|record| {
+                let spec = &record.spec;
+                !spec.is_soak() && !spec.is_throughput() && !spec.is_length_probe()
+            });
             before < TRIALS_BEFORE_SOAK + other_probes + other_sizes
                 && count(is_of_full_size) < FULL_SIZE_TRIALS + other_sizes
         } else {
             count(|record| matches!(record.spec.purpose, Purpose::Loader | Purpose::Remedy)) < PERIPHERY_TRIALS
         }
     }
+}
+
+fn is_probe_of_sizes(record: &TrialRecord) -> bool {
+    record.spec.is_probe() && !record.spec.is_length_probe()
 }
 
 fn is_of_full_size(record: &TrialRecord) -> bool {

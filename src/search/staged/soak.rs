@@ -1,4 +1,4 @@
-//! Stage 6: the first candidate whose soak passes.
+//! Stage 8: the first candidate whose soak passes.
 //!
 //! After a breach the next best of the measured points is soaked. The smallest pair was measured first of all, far from
 //! where the speed is: before it comes to that, the pairs between are measured.
@@ -20,6 +20,9 @@ impl Staged {
                 Some(trial) if trial.is_safe() => return Ok(Ask::Finished(Conclusion::Safe(point.clone()))),
                 Some(_) => {}
                 None => {
+                    if !self.lasts(view, point)? {
+                        continue;
+                    }
                     if point.batch_size == smallest && point != best {
                         self.pairs_between(view, best)?;
                     }

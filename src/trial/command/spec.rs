@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::report::PROTOCOL;
 use super::template::{Filling, Placeholder, Template};
-use crate::trial::spec::{PROBE_EVALUATION_AFTER, TrialSpec};
+use crate::trial::spec::{ProbeSchedule, TrialSpec};
 
 /// The variable that PyTorch reads its allocator's settings from.
 pub const ALLOC_CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
@@ -144,7 +144,7 @@ pub(super) fn environment(
 fn evaluation_after(trial: &TrialSpec) -> Option<u32> {
     let update = u32::try_from(trial.accumulation()).unwrap_or(u32::MAX);
     if trial.is_probe() {
-        return Some(PROBE_EVALUATION_AFTER.saturating_mul(update));
+        return Some(ProbeSchedule::of(trial).evaluation_after.saturating_mul(update));
     }
     let half = || (trial.total_steps() / 2).max(1).next_multiple_of(update.max(1)).min(trial.total_steps());
     trial.is_soak().then(half)

@@ -32,5 +32,13 @@ pub(super) fn trial(batch_size: usize) -> TrialSpec {
         trim: Trim::Never,
         alloc_conf: None,
     };
-    TrialSpec { id: TrialId(3), purpose: Purpose::Ladder, point, warmup_steps: 2, steps: 10, sample_every: 2 }
+    TrialSpec {
+        id: TrialId(3),
+        purpose: Purpose::Ladder,
+        point,
+        warmup_steps: 2,
+        steps: 10,
+        sample_every: 2,
+        length: None,
+    }
 }

@@ -6,6 +6,7 @@
 //! {"entry":"trial_started","spec":{…}}
 //! {"entry":"trial_ended","record":{…},"verdict":{…}}
 //! {"entry":"skipped","point":{…},"reason":"…"}
+//! {"entry":"whole_run","point":{…},"outlook":{…},"runs":[…]}
 //! {"entry":"recommended","recommendation":{…}}
 //! {"entry":"forecast","curve":{…}}
 //! {"entry":"block_map","point":{…},"map":{…}}
@@ -32,6 +33,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::outcome::TrialRecord;
+use super::outlook::{Outlook, PlayedRun};
 use super::spec::{Point, TrialSpec};
 use crate::device::DeviceFacts;
 use crate::memory::blocks::BlockMap;
@@ -137,6 +139,15 @@ pub enum Entry {
         /// The map.
         map: BlockMap,
     },
+    /// What is forecast of the whole run of a point.
+    WholeRun {
+        /// Which point.
+        point: Point,
+        /// What came of it.
+        outlook: Outlook,
+        /// Its figures under each allocator that it was played to: for the report.
+        runs: Vec<PlayedRun>,
+    },
     /// The search came to its end.
     Concluded {
         /// `safe`, `unverified` or `none`.
@@ -146,8 +157,17 @@ pub enum Entry {
 
 impl Entry {
     /// The kinds that this version knows, as the field `entry` holds them.
-    const KINDS: [&str; 8] =
-        ["device", "trial_started", "trial_ended", "skipped", "recommended", "forecast", "block_map", "concluded"];
+    const KINDS: [&str; 9] = [
+        "device",
+        "trial_started",
+        "trial_ended",
+        "skipped",
+        "recommended",
+        "forecast",
+        "block_map",
+        "whole_run",
+        "concluded",
+    ];
 
     /// Whether it is on the disk before [`Journal::append`] returns: what took a trial to learn is.
     pub fn is_durable(&self) -> bool {
@@ -173,6 +193,14 @@ impl Contents {
     pub fn finished(&self) -> impl Iterator<Item = (&TrialRecord, &Value)> {
         self.entries.iter().filter_map(|entry| match entry {
             Entry::TrialEnded { record, verdict } => Some((record, verdict)),
+            _ => None,
+        })
+    }
+
+    /// The runs that were played, in order.
+    pub fn foretold(&self) -> impl Iterator<Item = (&Point, &Outlook)> {
+        self.entries.iter().filter_map(|entry| match entry {
+            Entry::WholeRun { point, outlook, .. } => Some((point, outlook)),
             _ => None,
         })
     }

@@ -29,6 +29,7 @@ fn spec(id: u32) -> TrialSpec {
         warmup_steps: 2,
         steps: 10,
         sample_every: 2,
+        length: None,
     }
 }
 
@@ -40,6 +41,7 @@ fn ended(id: u32) -> Entry {
         measurement: Some(Measurement { steps: 10, samples_per_second: 123.456, ..Measurement::default() }),
         samples: vec![MemorySample { step: 2, rates, ..MemorySample::default() }; 3],
         warnings: vec!["a \"quoted\" warning\nof two lines".to_owned()],
+        outlook: None,
         seconds: 1.25,
     };
     Entry::TrialEnded { record, verdict: json!({"checks": []}) }

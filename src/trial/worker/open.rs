@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Refused;
 use super::part::Part;
-use crate::data::lengths::Longest;
+use crate::data::lengths::{Lengths, Longest};
 use crate::data::loader::{Batches, Loader, LoaderConfig};
 use crate::data::rules::BatchRules;
 use crate::data::{self, Batch, Dataset};
@@ -29,6 +29,16 @@ pub(super) trait Supplies {
 
     /// Starts a loader over the held-out data.
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches>;
+
+    /// Samples in the data to train on, where they are counted.
+    fn training_samples(&self) -> Option<usize> {
+        None
+    }
+
+    /// Whether the run will write checkpoints.
+    fn has_checkpoints(&self) -> bool {
+        false
+    }
 }
 
 /// What a trial does with a trainer.
@@ -47,6 +57,9 @@ pub(super) trait Training {
 
     /// See [`Trainer::checkpoint`].
     fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError>;
+
+    /// See [`Trainer::rehearse_checkpoint`].
+    fn rehearse_checkpoint(&self, session: &mut dyn DeviceSession) -> Result<u64, StepError>;
 
     /// See [`Trainer::has_diverged`].
     fn has_diverged(&self) -> bool {
@@ -78,6 +91,10 @@ impl Training for Trainer {
 
     fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
         Trainer::checkpoint(self, path, session)
+    }
+
+    fn rehearse_checkpoint(&self, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
+        Trainer::rehearse_checkpoint(self, session)
     }
 
     fn has_diverged(&self) -> bool {
@@ -115,6 +132,7 @@ impl<'a> Opened<'a> {
     pub(super) fn parts(&mut self, trial: &TrialSpec) -> (&mut dyn DeviceSession, impl Supplies) {
         let supplies = Stock {
             longest: longest(trial),
+            length: trial.length,
             family: self.family,
             workload: &self.workload,
             training: &self.training,
@@ -129,6 +147,10 @@ impl<'a> Opened<'a> {
 /// A forecast needs traces that are alike, so those of a probe all are. Every other trial measures batches as they come;
 /// the first long one is put in once there is optimizer state, so that even a short trial has it.
 fn longest(trial: &TrialSpec) -> Longest {
+    if trial.is_length_probe() {
+        // All are of one length already, and it is not the longest.
+        return Longest::ByChance;
+    }
     if trial.is_probe() {
         return Longest::Always;
     }
@@ -142,10 +164,22 @@ const LONGEST_EVERY: u64 = 16;
 
 struct Stock<'a> {
     longest: Longest,
+    /// The length of all samples, in place of what the data says.
+    length: Option<usize>,
     family: &'a dyn Family,
     workload: &'a WorkloadSpec,
     training: &'a Arc<dyn Dataset>,
     evaluation: &'a Arc<dyn Dataset>,
+}
+
+impl Stock<'_> {
+    fn rules(&self, longest: Longest) -> BatchRules {
+        let rules = BatchRules::of(&self.workload.data, self.workload.seed);
+        match self.length {
+            Some(length) => BatchRules { lengths: Some(Lengths::all(length)), longest: Longest::ByChance, ..rules },
+            None => BatchRules { longest, ..rules },
+        }
+    }
 }
 
 impl Supplies for Stock<'_> {
@@ -172,16 +206,22 @@ impl Supplies for Stock<'_> {
             prefetch_depth: point.prefetch_depth,
             seed: self.workload.seed,
         };
-        let rules = BatchRules { longest: self.longest, ..BatchRules::of(&self.workload.data, self.workload.seed) };
-        Box::new(Loader::with_rules(Arc::clone(self.training), config, rules))
+        Box::new(Loader::with_rules(Arc::clone(self.training), config, self.rules(self.longest)))
     }
 
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
         let config =
             LoaderConfig { batch_size: point.batch_size, workers: 0, prefetch_depth: 0, seed: self.workload.seed };
         // A pass is a few batches, so each of them is the worst.
-        let rules = BatchRules { longest: Longest::Always, ..BatchRules::of(&self.workload.data, self.workload.seed) };
-        Box::new(Loader::with_rules(Arc::clone(self.evaluation), config, rules))
+        Box::new(Loader::with_rules(Arc::clone(self.evaluation), config, self.rules(Longest::Always)))
+    }
+
+    fn training_samples(&self) -> Option<usize> {
+        Some(self.training.len())
+    }
+
+    fn has_checkpoints(&self) -> bool {
+        self.workload.train.checkpoint_every.is_some()
     }
 }
 
@@ -202,7 +242,7 @@ mod tests {
             trim: crate::memory::Trim::Never,
             alloc_conf: None,
         };
-        TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 0, steps, sample_every: 2 }
+        TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 0, steps, sample_every: 2, length: None }
     }
 
     #[test]

@@ -10,17 +10,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use super::open::Training;
 use super::trial::{Halt, Trial, failed};
 use crate::device::{DeviceFacts, DeviceSession};
 use crate::memory::Event;
 use crate::memory::trace::{TraceHeader, TraceWriter};
 use crate::trial::outcome::Measurement;
-use crate::trial::spec::{PROBE_EVALUATION_AFTER, trace_path};
+use crate::trial::spec::{ProbeSchedule, recording_path};
 
 impl Trial<'_> {
     /// Trains under what the device has free, with every event written to the probe's trace file.
     pub(super) fn probe(&mut self) -> Result<Measurement, Halt> {
-        let path = trace_path(self.scratch, &self.spec.point);
+        let path = recording_path(self.scratch, self.spec);
         let unwritten = |error: io::Error| failed(format!("cannot write the trace `{}`: {error}", path.display()));
         let draft = Draft::create(&path, self.session.facts()).map_err(unwritten)?;
         let draft = Rc::new(RefCell::new(draft));
@@ -38,7 +39,18 @@ impl Trial<'_> {
     /// Whether a probe has its evaluation pass now.
     pub(super) fn is_evaluated_now(&self) -> bool {
         let steps = u32::try_from(self.spec.accumulation()).unwrap_or(u32::MAX);
-        self.spec.is_probe() && self.finished == PROBE_EVALUATION_AFTER.saturating_mul(steps)
+        let evaluation_after = || ProbeSchedule::of(self.spec).evaluation_after;
+        self.spec.is_probe() && self.finished == evaluation_after().saturating_mul(steps)
+    }
+
+    /// The evaluation pass of a probe, and the writing of a checkpoint where the run will have some.
+    pub(super) fn rehearse(&mut self, training: &dyn Training) -> Result<(), Halt> {
+        self.evaluate(training)?;
+        if self.supplies.has_checkpoints() {
+            let written = training.rehearse_checkpoint(&mut self.session);
+            self.judge(written)?;
+        }
+        Ok(())
     }
 }
 

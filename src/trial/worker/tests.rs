@@ -203,6 +203,9 @@ impl Training for FakeTrainer {
     fn unreached(&self) -> &[String] {
         &self.unreached
     }
+    fn rehearse_checkpoint(&self, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
+        phase(session, Phase::Checkpoint).map(|_| 64)
+    }
     fn checkpoint(&self, path: &Path, session: &mut dyn DeviceSession) -> Result<u64, StepError> {
         fs::write(path, [0; 64]).map_err(|error| StepError::Workload(error.to_string()))?;
         if self.script.checkpoint_fails {
@@ -318,6 +321,7 @@ fn spec(purpose: Purpose, steps: u32) -> TrialSpec {
         warmup_steps: 1,
         steps,
         sample_every: 3,
+        length: None,
     }
 }
 

@@ -127,14 +127,18 @@ impl Trial<'_> {
                 self.sample()?;
             }
             if self.is_evaluated_now() {
-                self.evaluate(training.as_ref())?;
+                self.rehearse(training.as_ref())?;
             }
             if soak_after == Some(self.finished) {
                 self.check_evaluation_and_checkpoint(training.as_ref())?;
             }
         }
         self.warn_of_skipped(&feed.skipped())?;
-        Ok(Measurement { has_batch_norm: training.has_batch_norm(), ..self.series.measure(self.spec) })
+        Ok(Measurement {
+            has_batch_norm: training.has_batch_norm(),
+            training_samples: self.supplies.training_samples(),
+            ..self.series.measure(self.spec)
+        })
     }
 
     fn build(&mut self) -> Result<Box<dyn Training>, Halt> {

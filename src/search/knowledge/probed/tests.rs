@@ -5,7 +5,7 @@ use crate::memory::policy::native::Native;
 use crate::memory::{Mark, Ordinal, Phase, Player, Stream};
 use crate::search::machine::Machine;
 use crate::search::scripted::plan;
-use crate::trial::spec::PROBE_UPDATES;
+use crate::trial::spec::ProbeSchedule;
 use crate::units::MIB;
 
 const KIND: Kind = Kind { accumulation: 2, gradient_checkpointing: GradientCheckpointing::None };
@@ -17,7 +17,7 @@ fn point(batch_size: usize) -> Point {
 fn known(machine: &Machine, sizes: &[usize]) -> Probed {
     let mut probed = Probed::new(machine.terms(&plan(64)));
     for size in sizes {
-        probed.add(&point(*size), machine.events(*size, 2, PROBE_UPDATES));
+        probed.add(&point(*size), machine.events(*size, 2, ProbeSchedule::PLAIN.updates));
     }
     probed
 }
@@ -26,7 +26,7 @@ fn known(machine: &Machine, sizes: &[usize]) -> Probed {
 fn misaligned(machine: &Machine, sizes: &[usize]) -> Probed {
     let mut probed = Probed::new(machine.terms(&plan(64)));
     for size in sizes {
-        let mut events = machine.events(*size, 2, PROBE_UPDATES);
+        let mut events = machine.events(*size, 2, ProbeSchedule::PLAIN.updates);
         if size % 2 == 1 {
             let ordinal = Ordinal(1 << 40);
             let at = events.iter().position(|event| *event == Event::Mark(Mark::Phase(Phase::Backward))).unwrap();
@@ -46,7 +46,7 @@ fn two_aligned_probes_foretell_every_peak_to_the_byte() {
     assert!(!probed.wants_a_third_probe(KIND));
     for size in [4, 16, 50] {
         let mut player = Player::new(Box::new(Native::new(u64::MAX)));
-        player.play_all(&machine.events(size, 2, PROBE_UPDATES));
+        player.play_all(&machine.events(size, 2, ProbeSchedule::PLAIN.updates));
         let expected = probed.expect(KIND, size).unwrap();
         assert_eq!(expected.peak_reserved_bytes, player.state().peak_reserved_bytes);
         assert_eq!(expected.peak_allocated_bytes, player.state().peak_allocated_bytes);
@@ -87,7 +87,7 @@ fn the_planned_allocator_s_rate_counts_as_the_measured_one_does() {
     let rate_breach = |terms: Terms| {
         let mut probed = Probed::new(terms);
         for size in [2, 3] {
-            probed.add(&point(size), machine.events(size, 2, PROBE_UPDATES));
+            probed.add(&point(size), machine.events(size, 2, ProbeSchedule::PLAIN.updates));
         }
         (4..100).map(|size| probed.expect(KIND, size).unwrap().breach.unwrap_or_default()).collect::<Vec<_>>()
     };
@@ -109,7 +109,7 @@ fn the_native_allocator_s_rate_is_computed_where_another_one_was_measured() {
     let pool = probed(AllocatorKind::CudaMallocAsync, known);
     let rate = pool.native_peak_rate(&point(16)).unwrap();
     // The steady steps of the same events, played to that allocator.
-    let events = machine.events(16, 2, PROBE_UPDATES);
+    let events = machine.events(16, 2, ProbeSchedule::PLAIN.updates);
     let steady = events.iter().position(|event| *event == Event::Mark(Mark::Step(2))).unwrap();
     let mut player = Player::new(Box::new(Native::new(u64::MAX)));
     player.play_all(&events[..steady]);

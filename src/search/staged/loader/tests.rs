@@ -281,7 +281,15 @@ fn history(plan: &Plan, line: Line, available_bytes: u64) -> (Vec<(Purpose, Poin
         skipped.extend(strategy.skipped().into_iter().map(|skip| skip.reason));
         let Ask::Run { point, purpose } = ask else { break };
         trials.push((purpose, point.clone()));
-        let spec = TrialSpec { id: TrialId(number), purpose, point, warmup_steps: 2, steps: 10, sample_every: 2 };
+        let spec = TrialSpec {
+            id: TrialId(number),
+            purpose,
+            point,
+            warmup_steps: 2,
+            steps: 10,
+            sample_every: 2,
+            length: None,
+        };
         let mut record = record(&spec, &line.script(&spec));
         record.samples.iter_mut().for_each(|sample| sample.host_available_bytes = Some(available_bytes));
         let measurement = record.measurement.map(|found| Measurement { batch_bytes: Some(100 * MIB), ..found });
@@ -352,6 +360,7 @@ fn a_rate_is_no_measurement_of_its_point() {
         warmup_steps: 2,
         steps: 10,
         sample_every: 2,
+        length: None,
     };
     let mut history = History::default();
     history.tell(JudgedTrial { record: loaded(&spec, 1000.0), verdict: crate::search::Verdict::default() });

@@ -1,0 +1,140 @@
+//! The shapes of the batches of a coming run, step by step, without its data.
+//!
+//! Which samples make up batch `n` depends on the seed alone ([`order`](super::order)), and so does how long each of them is
+//! ([`lengths`](super::lengths)). So the very sequence of shapes that a run will have is known before it starts: epochs,
+//! the smaller batch at their end, lengths and padding. A forecast of the run is made from it. Nothing is stored, since
+//! any step is computed at once.
+//!
+//! Trials put the longest batch in now and then ([`Longest`](super::lengths::Longest)); a run has it when it comes.
+
+use super::DataSpec;
+use super::lengths::Lengths;
+use super::order::Order;
+
+/// What a batch is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BatchShape {
+    /// Its samples.
+    pub samples: usize,
+    /// The tokens of its rows; `None` where all batches have the same.
+    pub length: Option<usize>,
+}
+
+/// The shapes of a run's batches.
+#[derive(Clone, Copy, Debug)]
+pub struct RunShapes {
+    order: Order,
+    lengths: Option<Lengths>,
+    batch_size: usize,
+}
+
+impl RunShapes {
+    /// Those of a run over so many training samples in batches of one size.
+    pub fn new(spec: &DataSpec, samples: usize, batch_size: usize, seed: u64) -> Self {
+        let order = Order::new(samples, batch_size, seed).with_last_batch(spec.last_batch);
+        Self { order, lengths: Lengths::of(spec, seed), batch_size }
+    }
+
+    /// The batch of a step, counted from 0.
+    pub fn at(&self, step: u64) -> BatchShape {
+        let places = self.order.batch(step);
+        let length = self.lengths.map(|lengths| {
+            let longest = places.iter().map(|place| lengths.of_sample(*place)).max();
+            lengths.of_rows(longest.unwrap_or(0))
+        });
+        BatchShape { samples: places.len(), length }
+    }
+
+    /// The samples of the smallest batch.
+    pub fn smallest_samples(&self) -> usize {
+        self.order.smallest_batch()
+    }
+
+    /// A full batch that is as long as any can be.
+    pub fn longest(&self) -> BatchShape {
+        BatchShape { samples: self.batch_size, length: self.lengths.map(|lengths| lengths.longest()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::data::loader::{Loader, LoaderConfig};
+    use crate::data::rules::BatchRules;
+    use crate::data::{DataError, Dataset, HostValues, LastBatch, LengthDistribution, LengthSpec, Padding, Sample};
+
+    const TOKENS: usize = 40;
+
+    struct Texts(usize);
+
+    impl Dataset for Texts {
+        fn len(&self) -> usize {
+            self.0
+        }
+        fn sample(&self, _index: usize) -> Result<Sample, DataError> {
+            let values = HostValues::U32(vec![1; TOKENS]);
+            Ok(Sample { input: values.clone(), target: values })
+        }
+        fn input_shape(&self) -> Vec<usize> {
+            vec![TOKENS]
+        }
+        fn target_shape(&self) -> Vec<usize> {
+            vec![TOKENS]
+        }
+    }
+
+    fn varying() -> DataSpec {
+        let (min, max, distribution) = (5, TOKENS, LengthDistribution::Uniform);
+        DataSpec { sequence_length: Some(LengthSpec::Range { min, max, distribution }), ..DataSpec::default() }
+    }
+
+    /// What the loader hands out over some epochs, and what is foretold of it.
+    fn both(spec: &DataSpec, samples: usize, batch_size: usize) -> (Vec<BatchShape>, Vec<BatchShape>) {
+        let (seed, varies) = (7, Lengths::of(spec, 7).is_some());
+        let config = LoaderConfig { batch_size, workers: 2, prefetch_depth: 2, seed };
+        let mut loader = Loader::with_rules(Arc::new(Texts(samples)), config, BatchRules::of(spec, seed));
+        let handed_out = (0..40).map(|_| {
+            let batch = loader.next_batch().unwrap();
+            BatchShape { samples: batch.samples, length: varies.then(|| batch.input_shape[1]) }
+        });
+        let foretold = RunShapes::new(spec, samples, batch_size, seed);
+        (handed_out.collect(), (0..40).map(|step| foretold.at(step)).collect())
+    }
+
+    #[test]
+    fn the_shapes_are_those_of_the_loader_through_epochs_lengths_and_padding() {
+        let keep = DataSpec { last_batch: LastBatch::Keep, ..varying() };
+        let specs = [
+            DataSpec::default(),
+            DataSpec { last_batch: LastBatch::Keep, ..DataSpec::default() },
+            varying(),
+            DataSpec { padding: Padding::Maximum, ..varying() },
+            DataSpec { pad_to_multiple_of: Some(16), ..keep.clone() },
+            keep,
+        ];
+        for spec in specs {
+            // Whole batches, a smaller last one, and fewer samples than a batch has.
+            for (samples, batch_size) in [(24, 4), (26, 4), (3, 8)] {
+                let (handed_out, foretold) = both(&spec, samples, batch_size);
+                assert_eq!(handed_out, foretold, "{spec:?}, {samples} samples");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_a_multiple_end_at_the_longest_length() {
+        let spec = DataSpec { pad_to_multiple_of: Some(16), ..varying() };
+        let shapes = RunShapes::new(&spec, 1000, 1, 3);
+        let lengths: std::collections::BTreeSet<usize> = (0..500).filter_map(|step| shapes.at(step).length).collect();
+        assert_eq!(lengths.into_iter().collect::<Vec<_>>(), [16, 32, 40]);
+        assert_eq!(shapes.longest(), BatchShape { samples: 1, length: Some(40) });
+    }
+
+    #[test]
+    fn no_samples_and_the_last_step_of_all_do_no_harm() {
+        assert_eq!(RunShapes::new(&varying(), 0, 4, 1).at(3), BatchShape { samples: 0, length: Some(0) });
+        assert_eq!(RunShapes::new(&DataSpec::default(), 9, 4, 1).at(u64::MAX).samples, 4);
+    }
+}

@@ -1,0 +1,57 @@
+//! Playing the whole run of a point: with progress, and until the user or the budget ends it.
+//!
+//! The figures go to the journal, for the report and for a resumed study, which need not play the run again.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use super::{End, Running};
+use crate::progress::Event;
+use crate::search::knowledge::probed::PlayedSteps;
+use crate::trial::journal::Entry;
+use crate::trial::{Outlook, Point, TrialRecord};
+
+/// How often progress is told.
+const TICK: Duration = Duration::from_millis(100);
+
+impl Running<'_> {
+    /// Plays the whole run of a point and tells the history. Gives the study's end if it was cut short.
+    pub(super) fn play(&mut self, point: Point) -> Option<End> {
+        self.study.reporter.report(&Event::RunPlaying { point: point.clone(), step: 0, total: 0 });
+        let (clock, budget) = (self.clock, self.study.plan.budget.time);
+        let (reporter, interrupt) = (&mut *self.study.reporter, &self.study.interrupt);
+        let mut told = Instant::now();
+        let mut watch = |PlayedSteps { step, total }: PlayedSteps| {
+            if told.elapsed() >= TICK {
+                told = Instant::now();
+                reporter.report(&Event::RunPlaying { point: point.clone(), step, total });
+            }
+            if interrupt.requested() || clock.elapsed() >= budget {
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        };
+        let Some(played) = self.knowledge.play(&point, &self.history, &mut watch) else {
+            return Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded });
+        };
+        let outlook = played.outlook;
+        self.study.reporter.report(&Event::RunPlayed { point: point.clone(), outlook: outlook.clone() });
+        self.note(&Entry::WholeRun { point: point.clone(), outlook: outlook.clone(), runs: played.runs });
+        self.foretold(point, outlook);
+        None
+    }
+
+    /// Takes in what is known of a point's whole run, now or from a resumed journal.
+    pub(super) fn foretold(&mut self, point: Point, outlook: Outlook) {
+        self.history.foretell(point, outlook);
+    }
+
+    /// A record with what is forecast of its point's whole run, where it is the soak that is judged by it.
+    pub(super) fn with_outlook(&self, record: TrialRecord) -> TrialRecord {
+        if !record.spec.is_soak() {
+            return record;
+        }
+        let outlook = self.history.outlook(&record.spec.point).cloned();
+        TrialRecord { outlook, ..record }
+    }
+}

@@ -1,0 +1,228 @@
+//! The whole run of a point, played: what the probes at a handful of shapes, and the very sequence of shapes that the
+//! coming run will have, say of it.
+//!
+//! Where samples have varying lengths, probes at lengths of their own are fitted over batch and length. Where they have
+//! not, the probes that foretell batch sizes serve, with the batch as the one axis: an epoch's smaller last batch, evaluation
+//! passes and checkpoints still vary. The run is played under the device's own allocator and, where the planned one is
+//! another, under that too.
+//!
+//! A forecast that may err rules a point out only if the run breaks with that much more memory; what breaks under C itself
+//! is a doubt, and said.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use super::Probed;
+use super::coming::{Coming, Setting};
+use crate::data::DataSpec;
+use crate::data::run_shapes::RunShapes;
+use crate::memory::forecast::shape::{Shape, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::{Forecaster, MIN_BATCH_SIZE, Method, RunShape};
+use crate::memory::{AllocatorKind, Event, FragmentationSource, policy};
+use crate::search::History;
+use crate::search::knowledge::Kind;
+use crate::search::length_probes::{self, ProbeShape};
+use crate::trial::outlook::PlayedRun;
+use crate::trial::spec::LENGTH_PROBE_ACCUMULATION;
+use crate::trial::{Outlook, Point};
+
+/// The batch of the third probe where lengths do not vary: two that fit exactly foretell it.
+const THIRD_BATCH: usize = 4;
+
+/// The run that is coming.
+#[derive(Clone, Debug)]
+pub struct RunTerms {
+    /// Steps to play.
+    pub horizon_steps: u32,
+    /// On which data.
+    pub data: DataSpec,
+    /// Seeds the order and the lengths.
+    pub seed: u64,
+    /// Updates from one evaluation pass to the next.
+    pub evaluate_every: Option<u32>,
+    /// Updates from one checkpoint to the next.
+    pub checkpoint_every: Option<u32>,
+}
+
+/// How far a play is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlayedSteps {
+    /// Steps so far, under all allocators together.
+    pub step: u32,
+    /// Of how many.
+    pub total: u32,
+}
+
+/// What a play gave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Play {
+    /// What it comes to.
+    pub outlook: Outlook,
+    /// Its figures under each allocator.
+    pub runs: Vec<PlayedRun>,
+}
+
+/// Whoever follows a play, and may end it.
+pub type Watch<'a> = dyn FnMut(PlayedSteps) -> ControlFlow<()> + 'a;
+
+/// What is known for playing runs.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    /// Samples in the data to train on.
+    samples: Option<usize>,
+    /// Recordings at lengths of their own, by their point without its batch size, until there are enough of them.
+    recordings: BTreeMap<Point, BTreeMap<ProbeShape, Vec<Event>>>,
+    /// What was made of them, or why nothing was.
+    forecasters: BTreeMap<Point, Result<ShapeForecaster, String>>,
+}
+
+/// The points that one set of recordings speaks for.
+fn family(point: &Point) -> Point {
+    let accumulation_steps = point.accumulation_steps.clamp(1, LENGTH_PROBE_ACCUMULATION);
+    let (loader_workers, prefetch_depth, alloc_conf) = (0, 0, None);
+    Point { batch_size: 0, accumulation_steps, loader_workers, prefetch_depth, alloc_conf, ..point.clone() }
+}
+
+impl Probed {
+    /// Notes how many samples there are to train on.
+    pub fn count_samples(&mut self, samples: usize) {
+        self.runs.samples = Some(samples);
+    }
+
+    /// Adds the recording of a probe at a length of its own.
+    pub fn add_length_probe(&mut self, point: &Point, length: usize, events: Vec<Event>) {
+        let shapes = self.probe_shapes().unwrap_or_default();
+        let family = family(point);
+        let recordings = self.runs.recordings.entry(family.clone()).or_default();
+        recordings.insert((point.batch_size, length), events);
+        if !shapes.iter().all(|shape| recordings.contains_key(shape)) {
+            return;
+        }
+        let probes: Vec<ShapeProbe<'_>> = recordings
+            .iter()
+            .map(|((batch_size, length), events)| ShapeProbe {
+                shape: Shape::of([*batch_size as u64, *length as u64]),
+                events,
+            })
+            .collect();
+        let forecaster = ShapeForecaster::new(&probes).map_err(|error| error.to_string());
+        self.runs.recordings.remove(&family);
+        self.runs.forecasters.insert(family, forecaster);
+    }
+
+    /// The shapes of the probes; none where lengths do not vary.
+    fn probe_shapes(&self) -> Result<Vec<ProbeShape>, String> {
+        self.terms.run.as_ref().map_or_else(|| Ok(Vec::new()), |run| length_probes::shapes(&run.data))
+    }
+
+    pub(super) fn is_playable(&self, point: &Point) -> bool {
+        // Without a probe nothing is known of small searches, and a batch of 1 takes other paths.
+        let varies = self.probe_shapes().map_or(true, |shapes| !shapes.is_empty());
+        self.terms.run.is_some() && point.batch_size >= MIN_BATCH_SIZE && (varies || !self.recordings.is_empty())
+    }
+
+    /// Plays the whole run of a point. `None` where `watch` ended it.
+    pub fn play(&self, point: &Point, history: &History, watch: &mut Watch<'_>) -> Option<Play> {
+        let unknown = |reason: String| Some(Play { outlook: Outlook::unknown(reason), runs: Vec::new() });
+        let Some(run) = &self.terms.run else { return unknown("no run is to be forecast".to_owned()) };
+        let Some(samples) = self.runs.samples else {
+            return unknown("it is not known how many samples there are to train on".to_owned());
+        };
+        let basis = match self.basis(point, history) {
+            Ok(basis) => basis,
+            Err(reason) => return unknown(reason),
+        };
+        let shapes = RunShapes::new(&run.data, samples, point.batch_size, run.seed);
+        let settings = self.settings_of_run(point);
+        let coming = Coming { run, point, shapes, basis: &basis, limit_bytes: self.terms.limit_bytes };
+        match coming.play(&settings, watch)? {
+            Ok(play) => Some(play),
+            Err(reason) => unknown(reason),
+        }
+    }
+
+    /// The allocators that a run is played to: the device's own, and the planned one where that is another and counts.
+    fn settings_of_run(&self, point: &Point) -> Vec<Setting> {
+        let Self { terms, .. } = self;
+        let conf = point.alloc_conf.clone().or_else(|| terms.alloc_conf.clone());
+        let named = conf.filter(|conf| !conf.is_empty()).unwrap_or_else(|| terms.allocator.to_string());
+        let own = Setting { name: named, settings: self.settings(point.alloc_conf.as_deref()) };
+        let is_another = terms.planned != AllocatorKind::Auto && terms.planned != terms.allocator;
+        let counts = terms.safety.fragmentation_source != FragmentationSource::Device;
+        let planned = Setting { name: terms.planned.to_string(), settings: policy::settings_of(terms.planned) };
+        std::iter::once(own).chain((is_another && counts).then_some(planned)).collect()
+    }
+
+    /// What a run of a point is made of.
+    fn basis(&self, point: &Point, history: &History) -> Result<Basis<'_>, String> {
+        if self.probe_shapes()?.is_empty() {
+            return self.basis_of_batches(point);
+        }
+        match self.runs.forecasters.get(&family(point)) {
+            Some(Ok(forecaster)) => Ok(Basis {
+                method: forecaster.method(),
+                reason: forecaster.reason(),
+                varies: true,
+                forecaster: Cow::Borrowed(forecaster),
+            }),
+            Some(Err(reason)) => Err(reason.clone()),
+            None => Err(failed_probe(history)),
+        }
+    }
+
+    /// The same from the probes that foretell batch sizes.
+    fn basis_of_batches(&self, point: &Point) -> Result<Basis<'_>, String> {
+        let own = Kind::of(point);
+        // With accumulation a step holds a sum of gradients, so it bounds one without.
+        let kinds = [own, Kind { accumulation: 2, ..own }];
+        let known =
+            kinds.into_iter().find_map(|kind| Some((kind, self.recordings.get(&kind)?, self.forecasters.get(&kind)?)));
+        let Some((kind, recordings, forecaster)) = known else {
+            return Err("no probes of its kind have run".to_owned());
+        };
+        let third = third_probe(forecaster).filter(|_| recordings.len() == 2);
+        let third = third.iter().map(|events| (THIRD_BATCH, events));
+        let recordings = recordings.iter().map(|(batch_size, events)| (*batch_size, events)).chain(third);
+        let probes: Vec<ShapeProbe<'_>> = recordings
+            .map(|(batch_size, events)| ShapeProbe { shape: Shape::of([batch_size as u64]), events })
+            .collect();
+        let fitted = ShapeForecaster::new(&probes).map_err(|error| error.to_string())?;
+        let (method, reason) = if kind == own {
+            (fitted.method(), fitted.reason())
+        } else {
+            (Method::Affine, "the probes accumulate gradients and the run does not".to_owned())
+        };
+        Ok(Basis { method, reason, varies: false, forecaster: Cow::Owned(fitted) })
+    }
+}
+
+/// The recording of a third batch, as two exact ones foretell it.
+fn third_probe(forecaster: &Forecaster) -> Option<Vec<Event>> {
+    if forecaster.method() != Method::Exact {
+        return None;
+    }
+    Some(forecaster.events(RunShape::recorded(THIRD_BATCH)).ok().flatten()?.collect())
+}
+
+/// Why there are not enough recordings at lengths of their own.
+fn failed_probe(history: &History) -> String {
+    let probes = history.trials().iter().map(|trial| &trial.record).filter(|record| record.spec.is_length_probe());
+    let failed = probes.into_iter().rfind(|record| !record.completed());
+    failed.map_or_else(
+        || "the probes' recordings cannot be read".to_owned(),
+        |record| {
+            let (batch_size, tokens) = (record.spec.point.batch_size, record.spec.length.unwrap_or_default());
+            format!("the probe at batch size {batch_size} and {tokens} tokens: {}", record.outcome)
+        },
+    )
+}
+
+/// What a run is made of.
+pub(super) struct Basis<'a> {
+    pub(super) forecaster: Cow<'a, ShapeForecaster>,
+    pub(super) method: Method,
+    pub(super) reason: String,
+    /// Whether lengths are an axis.
+    pub(super) varies: bool,
+}
