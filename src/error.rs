@@ -131,13 +131,17 @@ impl Error {
             },
             Self::Driver(error) => match error {
                 DriverError::Executor(error) => match error {
-                    ExecutorError::DeviceUnavailable(_) => exit_code::DEVICE_UNAVAILABLE,
+                    ExecutorError::DeviceUnavailable(_)
+                    | ExecutorError::NotStarted { .. }
+                    | ExecutorError::Launcher { .. } => exit_code::DEVICE_UNAVAILABLE,
                     ExecutorError::Workload(_) | ExecutorError::Scratch { .. } => exit_code::USAGE,
                     ExecutorError::Cancelled => exit_code::INTERRUPTED,
-                    ExecutorError::Spawn { .. } | ExecutorError::Startup { .. } => exit_code::WORKLOAD_FAILS,
+                    ExecutorError::Spawn { .. }
+                    | ExecutorError::Startup { .. }
+                    | ExecutorError::LeaseExpired { .. } => exit_code::WORKLOAD_FAILS,
                 },
                 DriverError::BudgetEnded => exit_code::BUDGET_ENDED,
-                DriverError::Journal(_) | DriverError::Report(_) => exit_code::USAGE,
+                DriverError::Journal(_) | DriverError::Report(_) | DriverError::Thread(_) => exit_code::USAGE,
             },
         }
     }

@@ -193,6 +193,7 @@ impl Stage {
                 arguments: Vec::new(),
                 environment: environment.map(|(name, value)| (name.into(), value)).to_vec(),
             },
+            launcher: None,
             workload: workload(),
             scratch: directory.path().to_owned(),
             patience: patient(),
@@ -312,6 +313,7 @@ fn patient() -> Patience {
         leave: Duration::from_secs(10),
         kill: Duration::from_secs(10),
         baseline: Duration::ZERO,
+        lease: Duration::from_secs(60),
     }
 }
 
@@ -614,7 +616,7 @@ fn a_worker_that_cannot_start_is_an_error_that_says_why() {
         error.to_string()
     };
     let version = start("speaks_another_version");
-    assert!(version.contains("protocol 99") && version.contains("expected 1"), "{version}");
+    assert!(version.contains("protocol 99") && version.contains("expected 2"), "{version}");
     assert!(!version.contains('\u{1b}'), "{version:?}");
     assert!(start("never_says_hello").contains("said nothing for 0 s"));
     let died = start("dies_at_the_start");

@@ -1,5 +1,6 @@
 //! The command line: one file a command. This room and [`crate::progress`] are the only ones that print.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,7 +11,11 @@ use crate::error::Error;
 use crate::exit_code;
 use crate::memory::policy::Backend;
 use crate::model::Registry;
+use crate::progress::say;
 use crate::report::export::Format;
+use crate::text::harmless;
+use crate::trial::launcher::session;
+use crate::trial::worker;
 use crate::units::Bytes;
 
 mod check;
@@ -30,6 +35,7 @@ mod replay;
 mod report;
 mod schema;
 mod search;
+mod slots;
 mod watch;
 
 pub use forecast::ForecastInputError;
@@ -100,7 +106,18 @@ enum Command {
     },
     /// Run trials for a driver (started by tune itself)
     #[command(hide = true)]
-    Worker,
+    Worker {
+        /// A launcher started it
+        #[arg(long)]
+        launched: bool,
+    },
+    /// Become a launcher in a session of its own (started by tune itself)
+    #[command(hide = true)]
+    Launch {
+        /// The launcher and its arguments
+        #[arg(required = true, last = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
 }
 
 /// Which plan: the file and what the command line changes of it.
@@ -355,9 +372,13 @@ impl Form {
 /// The program: reads the command line, runs the command, prints an error once and gives the exit code.
 pub fn main(registry: &Registry) -> ExitCode {
     let cli = Cli::parse();
-    if matches!(cli.command, Some(Command::Worker)) {
-        diagnostics::install(Role::Worker);
-        return crate::trial::worker::main(registry);
+    match &cli.command {
+        Some(Command::Worker { launched }) => {
+            diagnostics::install(Role::Worker);
+            return if *launched { worker::launched(registry) } else { worker::main(registry) };
+        }
+        Some(Command::Launch { command }) => return launch(command),
+        _ => {}
     }
     diagnostics::install(Role::Command);
     // A panic is a bug of ours, and has the exit code that is documented for one: Rust's own is 101. Its message was
@@ -387,8 +408,16 @@ fn dispatch(cli: Cli, registry: &Registry) -> Result<u8, Error> {
         Some(Command::Watch(args)) => watch::run(&args),
         Some(Command::Schema) => schema::run(),
         Some(Command::Completions { shell }) => completions::run(shell, &mut Cli::command()),
-        Some(Command::Worker) => Ok(exit_code::BUG),
+        Some(Command::Worker { .. } | Command::Launch { .. }) => Ok(exit_code::BUG),
     }
+}
+
+/// Becomes a launcher; what is printed where that fails is a line of its log.
+fn launch(command: &[OsString]) -> ExitCode {
+    let error = session::become_launcher(command);
+    let program = command.first().map_or_else(String::new, |program| program.to_string_lossy().into_owned());
+    say(&format!("cannot start `{}`: {error}", harmless(&program)));
+    ExitCode::from(session::NOT_FOUND)
 }
 
 /// Prints a result to standard output. A reader that went away (`| head`) is no error.

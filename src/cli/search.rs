@@ -14,28 +14,25 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use nix::sys::signal::Signal;
 
 use super::known_answer::{self, Answer};
-use super::{SearchArgs, check, print_result, report};
+use super::{SearchArgs, check, print_result, report, slots};
 use crate::config::Plan;
-use crate::config::plan::Subject;
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::exit_code;
 use crate::model::Registry;
 use crate::progress::{self, Event, ProgressMode, Reporter, say};
 use crate::report::recommendation::ReportError;
 use crate::report::table;
-use crate::search::driver::{DriverError, End, Study};
+use crate::search::driver::{DriverError, End, Slots, Study};
 use crate::search::knowledge::Nothing;
 use crate::search::{Ask, History, strategy};
 use crate::text::{harmless, with_causes};
-use crate::trial::command::{CommandConfig, CommandExecutor};
 use crate::trial::journal::{self, Header, Journal, StudyLock};
-use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
-use crate::trial::{Executor, Interrupt, Outlook, Point, TrialRecord};
+use crate::trial::{Interrupt, Outlook, Point, TrialRecord};
 
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let loaded = check::load(&args.plan, registry)?;
@@ -52,7 +49,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let lock = StudyLock::acquire(&folder).map_err(|error| Error::Driver(DriverError::Journal(error)))?;
     let interrupt = Interrupt::default();
     watch_for_signals(&interrupt)?;
-    let mut executor = executor(plan, &folder, &interrupt)?;
+    let mut slots = slots::slots(plan, &folder, &interrupt)?;
     let mode = match (args.json, args.quiet) {
         (true, _) => ProgressMode::Json,
         (_, true) => ProgressMode::Quiet,
@@ -78,7 +75,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         }
         known_answer::Found::Answer(answer) => {
             // A device that cannot be opened is reported by the study, as always.
-            if executor.start().is_ok_and(|facts| answer.holds_on(&facts)) {
+            if weakest(&mut slots).is_some_and(|facts| answer.holds_on(&facts)) {
                 return offer(args, &folder, (&mut *reporter, mode), &answer);
             }
         }
@@ -95,7 +92,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let mut opened = OpenedStudy::open(plan, lock, if args.resume { Start::Resume } else { Start::Fresh })?;
     let result = Study {
         plan,
-        executor: &mut *executor,
+        slots,
         journal: &mut opened.journal,
         reporter: &mut *reporter,
         output: args.output.clone(),
@@ -117,41 +114,6 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     }
 }
 
-/// What runs the trials: workers of this program for a model, the user's own program for a command.
-fn executor(plan: &Plan, folder: &Path, interrupt: &Interrupt) -> Result<Box<dyn Executor>, Error> {
-    let scratch =
-        folder.canonicalize().map_err(|source| Error::Io { action: "cannot find the study directory", source })?;
-    let patience = Patience::with_step_timeout(plan.trial.timeout);
-    let interrupt = interrupt.clone();
-    let deadline = Instant::now().checked_add(plan.budget.time);
-    let oom_kills = OomKills::of_this_process();
-    Ok(match &plan.subject {
-        Subject::Command(command) => Box::new(CommandExecutor::new(CommandConfig {
-            command: command.clone(),
-            precision: plan.train.precision.to_string(),
-            seed: plan.seed,
-            device: plan.device,
-            limit: plan.memory.limit,
-            allocator: plan.memory.allocator,
-            scratch,
-            patience,
-            interrupt,
-            deadline,
-            oom_kills,
-        })),
-        Subject::Model(model) => Box::new(ProcessExecutor::new(ProcessConfig {
-            command: WorkerCommand::this_program()
-                .map_err(|source| Error::Io { action: "cannot find this program", source })?,
-            workload: plan.workload(model),
-            scratch,
-            patience,
-            interrupt,
-            deadline,
-            oom_kills,
-        })),
-    })
-}
-
 /// A recommendation in place of the configuration that it is of would lose the latter.
 fn refuse_config_as_output(args: &SearchArgs) -> Result<(), ReportError> {
     match (args.plan.path().canonicalize(), args.output.canonicalize()) {
@@ -161,6 +123,12 @@ fn refuse_config_as_output(args: &SearchArgs) -> Result<(), ReportError> {
         }
         _ => Ok(()),
     }
+}
+
+/// The device that an answer has to hold for, where all of them can be opened. They stay open for the study.
+fn weakest(slots: &mut Slots<'_>) -> Option<DeviceFacts> {
+    let opened: Option<Vec<DeviceFacts>> = slots.slots.iter_mut().map(|slot| slot.executor.start().ok()).collect();
+    opened?.into_iter().min_by_key(|facts| facts.limit_bytes)
 }
 
 /// Writes and prints an answer that is known already.
@@ -312,6 +280,13 @@ fn exit_code_of(end: &End) -> u8 {
         End::WorkloadFails(reason) => {
             say(&format!("error: the workload fails at the smallest batch size already: {}", harmless(reason)));
             exit_code::WORKLOAD_FAILS
+        }
+        End::NotStarted(reason) => {
+            say(&format!(
+                "error: {} (hint: `--resume` goes on; a longer `launcher.start_timeout` waits for longer)",
+                harmless(reason)
+            ));
+            exit_code::DEVICE_UNAVAILABLE
         }
         End::BudgetEnded => {
             say(

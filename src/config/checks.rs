@@ -7,15 +7,17 @@ use std::path::{Path, PathBuf};
 
 use super::file::File;
 use super::leaf::amount::Rung;
-use super::leaf::list::Devices;
 use super::leaf::text::Text;
-use super::plan::BatchSizePlan;
+use super::plan::{BatchSizePlan, DevicesPlan};
 use super::problem::{Problem, ProblemKind};
 use super::source::Located;
 use crate::device::DeviceChoice;
 use crate::trial::command::{CommandSpec, Template};
+use crate::trial::launcher::LauncherSpec;
 
 mod data;
+mod devices;
+mod launcher;
 mod train;
 
 /// Rungs between nothing and the target where `step` is `auto`.
@@ -24,8 +26,10 @@ const AUTO_RUNGS: usize = 8;
 /// What the checks worked out.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// `device`, or the one that `devices` lists.
+    /// `device`, or the first that `devices` lists.
     pub device: DeviceChoice,
+    /// `devices`.
+    pub devices: DevicesPlan,
     /// The ladder in samples per device, unless a problem keeps it from having any.
     pub batch_size: Option<BatchSizePlan>,
     /// The data's file or folder, absolute, for sources that read one.
@@ -38,6 +42,8 @@ pub struct Checked {
     pub config: Option<PathBuf>,
     /// The program of the user's own, if it is one that is tuned.
     pub command: Option<CommandSpec>,
+    /// What starts workers somewhere else.
+    pub launcher: Option<LauncherSpec>,
 }
 
 /// Checks a file as a whole and reports what is wrong.
@@ -51,14 +57,17 @@ pub fn check(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Che
     checks.check_source_keys();
     checks.check_trials();
     checks.check_training();
+    let (device, devices) = checks.devices();
     Checked {
-        device: checks.device(),
+        device,
+        devices,
         batch_size: checks.batch_size(),
         path: checks.data_path(),
         tokenizer: checks.tokenizer(),
         weights: checks.model_file("model.weights", |model| model.weights.as_ref()),
         config: checks.model_file("model.config", |model| model.config.as_ref()),
         command: checks.command(),
+        launcher: checks.launcher(),
     }
 }
 
@@ -107,11 +116,6 @@ impl Checks<'_> {
                 self.missing("command.run", "missing", "add `run: [python, train.py]` to `command`");
             }
             _ => {}
-        }
-        if self.file.launcher.as_ref().is_some_and(|launcher| launcher.command.is_empty())
-            && self.sound(&["launcher.command"])
-        {
-            self.missing("launcher.command", "missing", "add `command: [srun, --ntasks=1]` to `launcher`");
         }
     }
 
@@ -200,26 +204,6 @@ impl Checks<'_> {
         if every > steps && self.sound(&["safety.sample_every", "trial.steps"]) {
             let message = format!("a sample every {every} steps is never taken in a trial of {steps} (`trial.steps`)");
             self.refuse(ProblemKind::Conflict, "safety.sample_every", &message);
-        }
-    }
-
-    /// `device`, or the one that `devices` lists.
-    fn device(&mut self) -> DeviceChoice {
-        let device = self.file.device.0;
-        let Devices::Some(list) = &self.file.devices else { return device };
-        match list.first() {
-            None => {
-                self.refuse(ProblemKind::InvalidValue, "devices", "an empty list, expected at least one device");
-                device
-            }
-            Some(listed) if device == DeviceChoice::Auto || device == listed.0 => listed.0,
-            Some(listed) => {
-                let message = format!("`{}` contradicts `device: {device}`", listed.0);
-                if self.sound(&["devices", "device"]) {
-                    self.refuse(ProblemKind::Conflict, "devices", &message);
-                }
-                device
-            }
         }
     }
 

@@ -13,7 +13,7 @@ use super::leaf::text::{DeviceName, Text};
 use super::sections::budget::BudgetFile;
 use super::sections::command::CommandFile;
 use super::sections::data::DataFile;
-use super::sections::launcher::LauncherFile;
+use super::sections::launcher::Launcher;
 use super::sections::memory::MemoryFile;
 use super::sections::model::ModelFile;
 use super::sections::safety::SafetyFile;
@@ -57,8 +57,8 @@ pub struct File {
     pub budget: BudgetFile,
     /// The devices that trials may run on: auto, all or a list.
     pub devices: Devices,
-    /// A prefix that puts workers on a cluster's scheduler; null starts them here.
-    pub launcher: Option<LauncherFile>,
+    /// A program that starts workers somewhere else: slurm, or the keys of another; null starts them here.
+    pub launcher: Option<Launcher>,
     /// Seeds everything that is random.
     pub seed: Whole<0, { u64::MAX }>,
 }

@@ -60,7 +60,7 @@ const SECTIONS: [Section; 14] = [
     section::<SafetyFile>(&["safety"], Shape::Mapping),
     section::<TrialFile>(&["trial"], Shape::Mapping),
     section::<BudgetFile>(&["budget"], Shape::Mapping),
-    section::<LauncherFile>(&["launcher"], Shape::Mapping),
+    section::<LauncherFile>(&["launcher"], Shape::MappingOrValue),
     section::<File>(&[], Shape::Mapping),
 ];
 

@@ -3,23 +3,13 @@
 //! All of it in one function: whoever builds a room deletes its lines here.
 
 use super::file::File;
-use super::leaf::list::Devices;
 use super::problem::{Problem, ProblemKind};
 use super::source::Located;
 
 /// Reports every key that asks for something that is not built yet.
 pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Problem>) {
-    let many_devices = match &file.devices {
-        Devices::Auto => false,
-        Devices::All => true,
-        Devices::Some(devices) => devices.len() > 1,
-    };
     let replicas = file.target.replicas.get();
-    let refusals = [
-        (file.launcher.is_some(), "launcher", "a launcher".to_owned(), "remove it, or write `null`"),
-        (many_devices, "devices", "more than one device".to_owned(), "use `auto`, or name one"),
-        (replicas > 1, "target.replicas", format!("`{replicas}`, more than one replica,"), "use 1"),
-    ];
+    let refusals = [(replicas > 1, "target.replicas", format!("`{replicas}`, more than one replica,"), "use 1")];
     for (_, key, what, instead) in refusals.iter().filter(|(asked, ..)| *asked) {
         let problem = located.problem(ProblemKind::NotSupported, key, &format!("{what} is not supported yet"));
         problems.push(problem.with_hint(instead));

@@ -10,6 +10,7 @@ use crate::model::{ModelError, Registry};
 use crate::search::Space;
 use crate::text::with_causes;
 use crate::trial::command::{CommandSpec, Placeholder};
+use crate::trial::launcher::LauncherSpec;
 
 impl Loaded {
     /// Refuses a plan whose model or data this binary cannot build.
@@ -56,8 +57,18 @@ impl Loaded {
     pub fn notes(&self) -> Vec<String> {
         let space = Space::new(&self.plan);
         let command = self.plan.command().and_then(batch_size_note);
-        near_targets_note(&self.plan.target, &space).into_iter().chain(command).collect()
+        let launcher = self.plan.launcher.as_ref().and_then(launcher_note);
+        near_targets_note(&self.plan.target, &space).into_iter().chain(command).chain(launcher).collect()
     }
+}
+
+/// What a launcher cannot do as it is written.
+fn launcher_note(launcher: &LauncherSpec) -> Option<String> {
+    launcher.has_nameless_jobs().then(|| {
+        "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name (hint: \
+         add `\"--job-name={trial}\"`)"
+            .to_owned()
+    })
 }
 
 /// A program that is not told the batch size runs the same one in every trial.

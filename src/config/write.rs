@@ -10,10 +10,11 @@ use super::leaf::number::{Factor, LearningRate, Momentum, Version, Whole};
 use super::leaf::text::{Argument, Arguments, ConfText, DeviceName, Text};
 use super::leaf::time::Time;
 use super::parse;
-use super::plan::{Plan, Subject};
+use super::plan::{DevicesPlan, Plan, Subject};
 use super::sections::budget::BudgetFile;
 use super::sections::command::CommandFile;
 use super::sections::data::{DataFile, Length, LengthRange};
+use super::sections::launcher::{Launcher, LauncherCommand, LauncherFile};
 use super::sections::memory::MemoryFile;
 use super::sections::model::ModelFile;
 use super::sections::safety::SafetyFile;
@@ -23,6 +24,7 @@ use super::sections::train::TrainFile;
 use super::sections::trial::TrialFile;
 use crate::data::LengthSpec;
 use crate::trial::command::{CommandSpec, Template};
+use crate::trial::launcher::{self, LauncherSpec};
 
 impl Plan {
     /// The plan as a configuration file that gives this plan.
@@ -36,7 +38,7 @@ impl From<&Plan> for File {
         Self {
             version: Version(plan.version),
             name: Some(Text(plan.name.clone())),
-            device: DeviceName(plan.device),
+            device: if plan.devices == DevicesPlan::One { DeviceName(plan.device) } else { DeviceName::default() },
             model: model(plan),
             command: plan.command().map(command),
             train: train(plan),
@@ -63,10 +65,33 @@ impl From<&Plan> for File {
                 time: Time::clamped(plan.budget.time),
                 trials: Whole::clamped(plan.budget.trials.into()),
             },
-            devices: Devices::Auto,
-            launcher: None,
+            devices: devices(&plan.devices),
+            launcher: plan.launcher.as_ref().map(launcher),
             seed: Whole::clamped(plan.seed),
         }
+    }
+}
+
+fn launcher(launcher: &LauncherSpec) -> Launcher {
+    let arguments = |templates: &Vec<launcher::Template>| {
+        Arguments(templates.iter().map(|template| Argument(template.as_written().to_owned())).collect())
+    };
+    Launcher(LauncherFile {
+        command: match &launcher.command {
+            launcher::LauncherCommand::Slurm => LauncherCommand::Slurm,
+            launcher::LauncherCommand::Own(command) => LauncherCommand::Own(arguments(command)),
+        },
+        workers: Whole::clamped(launcher.workers as u64),
+        start_timeout: Time::clamped(launcher.start_timeout),
+        cancel: launcher.cancel.as_ref().map(arguments),
+    })
+}
+
+fn devices(devices: &DevicesPlan) -> Devices {
+    match devices {
+        DevicesPlan::One => Devices::Auto,
+        DevicesPlan::All => Devices::All,
+        DevicesPlan::Listed(devices) => Devices::Some(devices.iter().copied().map(DeviceName).collect()),
     }
 }
 

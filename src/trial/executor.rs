@@ -80,6 +80,40 @@ pub enum ExecutorError {
         /// How it ended, with the last lines of its log.
         reason: String,
     },
+    /// The launcher started no worker in time: its job is still in a queue, or it hangs.
+    #[error(
+        "`{launcher}` started no worker within {seconds:.0} s{} (hint: is what it asks for free? A longer `launcher.start_timeout` waits for longer)",
+        last_words(log)
+    )]
+    NotStarted {
+        /// The launcher's program.
+        launcher: String,
+        /// The start timeout.
+        seconds: f64,
+        /// The last lines of its log.
+        log: String,
+    },
+    /// The launcher ended before its worker said anything.
+    #[error(
+        "`{launcher}` ended with {status} before its worker said a word{} (hint: is what it asks for there, and `{worker}` on the machine that it starts it on?)",
+        last_words(log)
+    )]
+    Launcher {
+        /// The launcher's program.
+        launcher: String,
+        /// Its status, in words.
+        status: String,
+        /// The worker's program.
+        worker: String,
+        /// The last lines of its log.
+        log: String,
+    },
+    /// The worker left while its device was being opened, since the driver stood still for longer than its lease.
+    #[error("the worker heard nothing of the tuner for {seconds:.0} s and left (hint: was `tune` stopped?)")]
+    LeaseExpired {
+        /// The lease.
+        seconds: f64,
+    },
     /// A file that a trial needs cannot be made.
     #[error("cannot write `{}`", path.display())]
     Scratch {
@@ -92,6 +126,10 @@ pub enum ExecutorError {
     /// The user or the budget ended it before the device was up.
     #[error("cancelled while the worker was starting")]
     Cancelled,
+}
+
+fn last_words(log: &str) -> String {
+    if log.is_empty() { String::new() } else { format!("; its last words:\n{log}\n") }
 }
 
 /// A request to stop, shared between the signal handler, the driver and the executor.

@@ -6,3 +6,5 @@ pub const DONE: i32 = 0;
 pub const FAR_OVER_LIMIT: i32 = 70;
 /// The driver went away.
 pub const ORPHANED: i32 = 71;
+/// Nothing was heard of the driver for as long as the worker's lease.
+pub const LEASE_EXPIRED: i32 = 72;

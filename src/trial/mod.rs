@@ -14,6 +14,7 @@ pub mod executor;
 pub mod exit_status;
 pub mod extension;
 pub mod journal;
+pub mod launcher;
 pub mod measure;
 pub mod outcome;
 pub mod outlook;

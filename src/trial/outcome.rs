@@ -4,9 +4,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::launcher::Place;
 use super::outlook::Outlook;
 use super::spec::TrialSpec;
 use super::statistics::{Trust, round_for_json};
+use crate::device::DeviceFacts;
 use crate::memory::{MemorySample, Phase};
 
 /// How a trial ended. Every trial ends in exactly one of these.
@@ -66,6 +68,13 @@ pub enum Outcome {
     },
     /// The host ran out of memory and the kernel ended the worker.
     HostOutOfMemory,
+    /// The launcher started no worker in time, which says nothing of the trial.
+    NotStarted {
+        /// The start timeout.
+        seconds: f64,
+        /// The last lines of the launcher's log.
+        log: String,
+    },
     /// The user or the budget ended it.
     Cancelled,
 }
@@ -83,6 +92,7 @@ impl Outcome {
             Self::ProtocolError { .. } => "protocol_error",
             Self::Diverged { .. } => "diverged",
             Self::HostOutOfMemory => "host_out_of_memory",
+            Self::NotStarted { .. } => "not_started",
             Self::Cancelled => "cancelled",
         }
     }
@@ -122,6 +132,7 @@ impl fmt::Display for Outcome {
             Self::ProtocolError { message } => write!(f, "protocol error: {message}"),
             Self::Diverged { step } => write!(f, "the loss is not finite at step {step}"),
             Self::HostOutOfMemory => f.write_str("the host ran out of memory"),
+            Self::NotStarted { seconds, .. } => write!(f, "the launcher started no worker within {seconds:.0} s"),
             Self::Cancelled => f.write_str("cancelled"),
         }
     }
@@ -243,6 +254,47 @@ pub struct TrialRecord {
     /// resumed study need not play the run again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outlook: Option<Outlook>,
+    /// Where it ran; absent where the tuner does not know (a program of the user's own, an earlier version's journal).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<WorkerFacts>,
+}
+
+/// Where a trial ran: behind a launcher each may run on another machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerFacts {
+    /// The machine's name.
+    pub node: String,
+    /// The device: `cpu` or `cuda:0`.
+    pub device: String,
+    /// The product name of the card or of the processor.
+    pub name: String,
+    /// The card's UUID, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// The driver's version, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Slurm's number of the job, where it ran in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_job_id: Option<String>,
+    /// Slurm's number of the step, where it ran in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_step_id: Option<String>,
+}
+
+impl WorkerFacts {
+    /// What a worker at `place` with this device is.
+    pub fn new(place: &Place, facts: &DeviceFacts) -> Self {
+        Self {
+            node: place.node.clone().unwrap_or_else(|| facts.hostname.clone()),
+            device: facts.device.clone(),
+            name: facts.name.clone(),
+            uuid: facts.uuid.clone(),
+            driver: facts.driver.clone(),
+            slurm_job_id: place.slurm_job_id.clone(),
+            slurm_step_id: place.slurm_step_id.clone(),
+        }
+    }
 }
 
 impl TrialRecord {
@@ -256,6 +308,7 @@ impl TrialRecord {
             warnings: Vec::new(),
             outlook: None,
             seconds: 0.0,
+            worker: None,
         }
     }
 
@@ -282,7 +335,7 @@ impl TrialRecord {
         if let Some(measurement) = &mut self.measurement {
             measurement.round();
         }
-        if let Outcome::TimedOut { seconds } = &mut self.outcome {
+        if let Outcome::TimedOut { seconds } | Outcome::NotStarted { seconds, .. } = &mut self.outcome {
             *seconds = round_for_json(*seconds);
         }
         self.seconds = round_for_json(self.seconds);

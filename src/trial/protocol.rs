@@ -3,27 +3,48 @@
 //! ```text
 //! worker                                driver
 //!   hello {protocol, version, pid}  ──▶
-//!                                   ◀──  open {workload, study}
+//!                                   ◀──  open {workload, study, lease}
 //!   ready {facts}  or  refused      ──▶
 //!                                   ◀──  run {trial}
 //!   step, sample, extended …        ──▶
-//!                                   ◀──  (stop)
+//!                                   ◀──  (stop), (ping), (ping) …
 //!   ended {outcome, measurement}    ──▶
 //!                                   ◀──  run … or exit, or end of file
 //! ```
 //!
 //! A worker ends when its input ends. Its exit status is never success without the `ended` line. Unknown fields are
 //! ignored, so that a newer side can add some; unknown messages are a protocol error.
+//!
+//! # The lease
+//! A worker that hears nothing from its driver for as long as its lease leaves by itself, with a status of its own, whatever
+//! it is doing. On one machine the end of its input says the same, sooner; behind a launcher the input may stay open when
+//! everything in between is dead, and the worker would hold its card for ever. So the driver pings, from the thread that
+//! writes to the worker, and any other message counts as well.
+//!
+//! Who stands still is not dead. Time in which the *worker* does not run (SIGSTOP, a suspended machine) does not count. A
+//! *driver* that stands still for longer than the lease (Ctrl-Z, a suspended laptop in front of a cluster) loses its
+//! worker, which gives the card back; when it goes on it sees the status, and the trial is run again by a new worker: it
+//! is no trial's fault. Where driver and worker are suspended together neither notices, since their clock
+//! (`CLOCK_MONOTONIC`) stands still too.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::launcher::Place;
 use super::outcome::{Measurement, Outcome, StepTimes};
 use super::spec::{TrialId, TrialSpec, WorkloadSpec};
 use crate::device::DeviceFacts;
 use crate::memory::MemorySample;
 
 /// The protocol's version; both sides must speak the same.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
+
+/// The lease of a worker that was not told another.
+pub const LEASE: Duration = Duration::from_secs(60);
+
+/// Pings in a lease: a message may be late or two, and the lease still holds.
+pub const PINGS_PER_LEASE: u32 = 6;
 
 /// The longest line that either side accepts.
 pub const MAX_LINE_BYTES: usize = 4 << 20;
@@ -38,6 +59,9 @@ pub enum ToWorker {
         workload: Box<WorkloadSpec>,
         /// Where a soak may write its checkpoint.
         scratch: std::path::PathBuf,
+        /// The longest silence after which the worker still takes the driver for alive.
+        #[serde(default = "default_lease")]
+        lease: Duration,
     },
     /// Run a trial.
     Run {
@@ -46,8 +70,14 @@ pub enum ToWorker {
     },
     /// Finish the running step, then end the trial as cancelled.
     Stop,
+    /// The driver lives.
+    Ping,
     /// Leave.
     Exit,
+}
+
+fn default_lease() -> Duration {
+    LEASE
 }
 
 /// What a worker says.
@@ -62,6 +92,9 @@ pub enum FromWorker {
         version: String,
         /// Its process.
         pid: u32,
+        /// Where it runs.
+        #[serde(default)]
+        place: Place,
     },
     /// The device is open.
     Ready {

@@ -83,6 +83,7 @@ fn measured(spec: &TrialSpec) -> TrialRecord {
         warnings: Vec::new(),
         outlook: None,
         seconds: 1.0,
+        worker: None,
     };
     if let Some(overrun) = player.take_overrun() {
         let outcome = Outcome::OutOfMemory {

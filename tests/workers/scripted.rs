@@ -14,6 +14,7 @@ use std::time::Duration;
 use batchtune::device::DeviceFacts;
 use batchtune::memory::MemorySample;
 use batchtune::trial::exit_status::FAR_OVER_LIMIT;
+use batchtune::trial::launcher::Place;
 use batchtune::trial::outcome::{Measurement, StepTimes};
 use batchtune::trial::protocol::{FromWorker, MAX_LINE_BYTES, PROTOCOL, Refusal, ToWorker};
 use batchtune::trial::spec::checkpoint_path;
@@ -61,7 +62,7 @@ pub(crate) fn play(part: &str) -> ExitCode {
                 }
                 run_well(part, &trial, &limit, &mut stage);
             }
-            ToWorker::Stop => {}
+            ToWorker::Stop | ToWorker::Ping => {}
             ToWorker::Exit => return ExitCode::SUCCESS,
         }
     }
@@ -81,7 +82,15 @@ fn opening(part: &str, stage: &mut dyn Write) -> Option<ExitCode> {
         }
         _ => {}
     }
-    say(stage, &FromWorker::Hello { protocol, version: "0.0.1\u{1b}[2J".to_owned(), pid: std::process::id() });
+    say(
+        stage,
+        &FromWorker::Hello {
+            protocol,
+            version: "0.0.1\u{1b}[2J".to_owned(),
+            pid: std::process::id(),
+            place: Place::here(),
+        },
+    );
     None
 }
 
@@ -188,7 +197,10 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
             say(stage, &FromWorker::Sample { trial: trial.id, sample: MemorySample::default() });
         },
         "says_hello_again" => {
-            say(stage, &FromWorker::Hello { protocol: PROTOCOL, version: String::new(), pid: 1 });
+            say(
+                stage,
+                &FromWorker::Hello { protocol: PROTOCOL, version: String::new(), pid: 1, place: Place::default() },
+            );
         }
         "has_a_device_error" => {
             let message = "an illegal memory access\u{1b}".to_owned();

@@ -103,7 +103,8 @@ pub trait Worded: Sized {
     fn list(list: Self::List) -> Self;
 }
 
-struct WordedVisitor<W>(PhantomData<W>);
+/// Reads a word or a list.
+pub struct WordedVisitor<W>(pub PhantomData<W>);
 
 impl<'de, W: Worded> Visitor<'de> for WordedVisitor<W> {
     type Value = W;

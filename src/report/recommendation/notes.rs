@@ -100,6 +100,7 @@ mod tests {
                 native_peak_rate: None,
                 recomputation,
                 facts: &facts,
+                device_notes: &[],
                 started,
                 seconds: 1.0,
             };
@@ -130,6 +131,7 @@ mod tests {
                 native_peak_rate: None,
                 recomputation: None,
                 facts: &facts,
+                device_notes: &[],
                 started: "2026-01-01T00:00:00Z",
                 seconds: 1.0,
             };

@@ -55,6 +55,7 @@ impl Running<'_> {
             native_peak_rate: standing.point().and_then(|point| self.knowledge.native_peak_rate(point)),
             recomputation: standing.point().and_then(|point| self.knowledge.recomputation(point)),
             facts: &self.facts,
+            device_notes: &self.device_notes,
             started: &self.study.started,
             seconds: self.clock.elapsed().as_secs_f64(),
         })
@@ -82,7 +83,7 @@ impl Running<'_> {
         let recommendation = self.recommendation();
         // A study that was cut short before it found anything has nothing to say, least of all over an answer that an
         // earlier one left in the same file.
-        let cut_short = matches!(end, End::Interrupted | End::BudgetEnded);
+        let cut_short = matches!(end, End::Interrupted | End::BudgetEnded | End::NotStarted(_));
         let has_nothing_to_say = cut_short && recommendation.recommended.is_none() && self.study.output.exists();
         let unwritten = if has_nothing_to_say { None } else { recommendation.write(&self.study.output).err() };
         let status = recommendation.status.name().to_owned();

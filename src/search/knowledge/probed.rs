@@ -383,6 +383,7 @@ fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
         warnings: Vec::new(),
         outlook: None,
         seconds: 0.0,
+        worker: None,
     }
 }
 

@@ -5,6 +5,9 @@ use crate::config::plan::SafetyPlan;
 use crate::trial::{Outcome, TrialRecord};
 use crate::units::plural;
 
+/// Of the last line of a log, what a reason shows.
+const LAST_WORDS_CHARS: usize = 160;
+
 /// The trial completed.
 #[derive(Debug)]
 pub struct Completion;
@@ -18,10 +21,24 @@ impl Rule for Completion {
         let (level, reason) = match &trial.outcome {
             Outcome::Completed if !trial.is_observed() => (Level::Passed, "it ran, and nothing failed".to_owned()),
             Outcome::Completed => (Level::Passed, format!("all {} ran", plural(steps_run(trial) as usize, "step"))),
-            outcome => (Level::Failed, outcome.to_string()),
+            outcome => (Level::Failed, with_last_words(outcome)),
         };
         Finding { value: None, limit: None, level, reason }
     }
+}
+
+/// An outcome, and the last line of what the worker or its launcher said, where that is all there is to go by.
+fn with_last_words(outcome: &Outcome) -> String {
+    let last = match outcome {
+        Outcome::Crashed { log, .. } => log.lines().next_back().unwrap_or_default(),
+        _ => "",
+    };
+    if last.is_empty() {
+        return outcome.to_string();
+    }
+    let shown: String = last.chars().take(LAST_WORDS_CHARS).collect();
+    let more = if shown.len() < last.len() { "…" } else { "" };
+    format!("{outcome}; its last words: {shown}{more}")
 }
 
 /// The steps of a completed trial: those asked for, and more where it went on.

@@ -281,6 +281,7 @@ pub(crate) mod testing {
             warnings: Vec::new(),
             outlook: None,
             seconds: 1.0,
+            worker: None,
         }
     }
 

@@ -62,23 +62,22 @@ impl Staged {
 fn purpose(ask: &Ask) -> Option<Purpose> {
     match ask {
         Ask::Run { purpose, .. } => Some(*purpose),
-        Ask::Finished(_) => None,
+        Ask::ProbeLength { .. } => Some(Purpose::Probe),
+        Ask::Play { .. } | Ask::Finished(_) => None,
     }
 }
 
 /// A trial as if it had ended, as fast as such a one can be expected to be: the less seems worth trying beside it.
 fn imagine(view: View<'_>, ask: &Ask, fate: Fate) -> Option<JudgedTrial> {
-    let Ask::Run { point, purpose } = ask else { return None };
-    let spec = TrialSpec {
-        id: TrialId(0),
-        purpose: *purpose,
-        point: point.clone(),
-        warmup_steps: 0,
-        steps: 1,
-        sample_every: 1,
+    let (point, purpose, length) = match ask {
+        Ask::Run { point, purpose } => (point, *purpose, None),
+        Ask::ProbeLength { point, length } => (point, Purpose::Probe, Some(*length)),
+        Ask::Play { .. } | Ask::Finished(_) => return None,
     };
+    let (id, point) = (TrialId(0), point.clone());
+    let spec = TrialSpec { id, purpose, point, warmup_steps: 0, steps: 1, sample_every: 1, length };
     let is_full_size = !matches!(purpose, Purpose::Smallest | Purpose::Probe);
-    let rate = is_full_size.then(|| rate(view, point));
+    let rate = is_full_size.then(|| rate(view, &spec.point));
     let begun = TrialRecord::begun(&spec);
     let record = match (fate, rate) {
         (Fate::Broken, _) => TrialRecord { outcome: NO_MEMORY, ..begun },
@@ -91,8 +90,7 @@ fn imagine(view: View<'_>, ask: &Ask, fate: Fate) -> Option<JudgedTrial> {
             TrialRecord { outcome: Outcome::Completed, measurement: Some(measurement), samples: vec![seen], ..begun }
         }
     };
-    let passed = JudgedTrial { record, verdict: Verdict::default() };
-    Some(passed)
+    Some(JudgedTrial { record, verdict: Verdict::default() })
 }
 
 const NO_MEMORY: Outcome = Outcome::OutOfMemory {
@@ -141,7 +139,7 @@ mod tests {
         assert!(strategy.skipped().is_empty(), "what is imagined rules nothing out");
         let size = |ask: &Ask| match ask {
             Ask::Run { point, purpose } => (*purpose, point.batch_size),
-            Ask::Finished(_) => panic!("{ask:?}"),
+            other => panic!("{other:?}"),
         };
         under_way.iter().map(size).collect()
     }

@@ -43,6 +43,7 @@ fn ended(id: u32) -> Entry {
         warnings: vec!["a \"quoted\" warning\nof two lines".to_owned()],
         outlook: None,
         seconds: 1.25,
+        worker: None,
     };
     Entry::TrialEnded { record, verdict: json!({"checks": []}) }
 }

@@ -8,22 +8,30 @@
 //! take); and only then is the leader reaped. After that, nothing is signalled any more.
 //!
 //! What leaves the group by `setsid` is out of reach; no worker of ours does.
+//!
+//! # Behind a launcher
+//! The process here is the launcher then, and the worker maybe on another machine. The launcher gets its SIGTERM even
+//! where there is no time, since that is what it can pass on, and whatever was seen of its end, the cancel command runs
+//! after it ([`Cancel`](crate::trial::launcher::Cancel)).
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased};
-use nix::sys::signal::{Signal, killpg};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never, select_biased};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use super::group::{await_vanishing, watch_end};
 use super::reader::{Line, LogTail, read_log, read_messages};
 use super::{Patience, WorkerCommand};
 use crate::trial::executor::ExecutorError;
-use crate::trial::protocol::{FromWorker, ToWorker};
+use crate::trial::launcher::{Cancel, Identity, Launch};
+use crate::trial::outcome::WorkerFacts;
+use crate::trial::protocol::{FromWorker, PINGS_PER_LEASE, ToWorker};
 
 /// Messages that may wait to be looked at.
 const MESSAGES: usize = 256;
@@ -69,6 +77,15 @@ pub(super) struct End {
     pub(super) status: Option<ExitStatus>,
     /// The last lines of its log.
     pub(super) log: String,
+    /// Whether the status is a launcher's.
+    pub(super) was_launched: bool,
+}
+
+impl End {
+    /// Its exit status, where it ended by itself.
+    pub(super) fn code(&self) -> Option<i32> {
+        self.status.and_then(|status| status.code())
+    }
 }
 
 /// A worker process.
@@ -83,6 +100,13 @@ pub(super) struct Worker {
     exits: Receiver<()>,
     tail: LogTail,
     state: State,
+    /// What ends it for certain, until that was done; `None` for a worker of this machine.
+    cancel: Option<Cancel>,
+    is_launched: bool,
+    /// Who it is, as far as it has said.
+    pub(super) identity: Identity,
+    /// What its device is, once that is open.
+    pub(super) facts: Option<WorkerFacts>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,24 +121,26 @@ enum State {
 }
 
 impl Worker {
-    /// Starts a worker in a process group of its own, with threads that tend its pipes.
-    pub(super) fn spawn(command: &WorkerCommand) -> Result<Self, ExecutorError> {
+    /// Starts a worker in a process group of its own, or what launches it, with threads that tend its pipes.
+    pub(super) fn spawn(
+        command: &WorkerCommand,
+        launch: Option<Launch>,
+        lease: Duration,
+    ) -> Result<Self, ExecutorError> {
         let failed = |source| ExecutorError::Spawn { program: command.program.display().to_string(), source };
-        let mut child = command_of(command).spawn().map_err(failed)?;
+        let mut child = match &launch {
+            Some(launch) => command_of_launch(launch, command).spawn(),
+            None => command_of(command).spawn(),
+        }
+        .map_err(failed)?;
         let id = i32::try_from(child.id()).map(Pid::from_raw).map_err(|error| failed(std::io::Error::other(error)))?;
         let (input, lines_in) = bounded::<Vec<u8>>(16);
         let (lines_out, messages) = bounded(MESSAGES);
         let (log_lines, logs) = bounded(LOG_LINES);
         let tail = LogTail::default();
         // Writing may block on a worker that does not read, so it has a thread of its own.
-        if let Some(mut stdin) = child.stdin.take() {
-            thread::spawn(move || {
-                for line in lines_in {
-                    if stdin.write_all(&line).and_then(|()| stdin.flush()).is_err() {
-                        return;
-                    }
-                }
-            });
+        if let Some(stdin) = child.stdin.take() {
+            thread::spawn(move || speak(stdin, &lines_in, lease / PINGS_PER_LEASE));
         }
         if let Some(stdout) = child.stdout.take() {
             thread::spawn(move || read_messages(stdout, &lines_out));
@@ -132,7 +158,16 @@ impl Worker {
             exits: watch_end(id),
             tail,
             state: State::Running,
+            is_launched: launch.is_some(),
+            cancel: launch.map(|launch| launch.cancel),
+            identity: Identity::default(),
+            facts: None,
         })
+    }
+
+    /// Whether a launcher is in between.
+    pub(super) fn is_launched(&self) -> bool {
+        self.is_launched
     }
 
     /// Tells the worker something. One that no longer listens is found out by its silence or its end.
@@ -191,22 +226,27 @@ impl Worker {
     /// Sends a signal to the worker's group, if the number is still ours.
     pub(super) fn signal(&self, signal: Signal) {
         if matches!(self.state, State::Running | State::Exited) {
-            // ESRCH cannot be while the leader is not reaped; EPERM is a member with another user's rights.
-            let _ = killpg(self.group, signal);
+            // EPERM is a member with another user's rights. ESRCH cannot be while the leader is not reaped, but for a
+            // launcher that has not left our group yet, and then has started nothing.
+            if killpg(self.group, signal) == Err(Errno::ESRCH) && self.is_launched {
+                let _ = kill(self.group, signal);
+            }
         }
     }
 
     /// Ends the worker and everything in its group. May be called again.
     pub(super) fn end(&mut self, manner: Manner, patience: &Patience) -> End {
-        if self.state == State::Running && manner == Manner::Gently {
+        let mut is_gone = self.state != State::Running;
+        if !is_gone && manner == Manner::Gently {
             self.send(&ToWorker::Exit);
             self.input = None;
-            if !self.exits_within(patience.leave) {
-                self.signal(Signal::SIGTERM);
-                self.exits_within(patience.kill);
-            }
+            is_gone = self.exits_within(patience.leave);
         }
         self.input = None;
+        if !is_gone && (manner == Manner::Gently || self.is_launched) {
+            self.signal(Signal::SIGTERM);
+            self.exits_within(patience.kill);
+        }
         self.signal(Signal::SIGKILL);
         if self.exits_within(DEATH) {
             self.bury();
@@ -214,11 +254,14 @@ impl Worker {
             tracing::warn!("worker process {} does not end after SIGKILL", self.group);
             self.state = State::Unkillable;
         }
+        if let Some(cancel) = self.cancel.take() {
+            cancel.run(&self.identity);
+        }
         let status = match self.state {
             State::Reaped(status) => Some(status),
             _ => None,
         };
-        End { status, log: self.tail.text() }
+        End { status, log: self.tail.text(), was_launched: self.is_launched }
     }
 
     /// Waits for the leader's end, whatever else it says meanwhile.
@@ -248,6 +291,37 @@ impl Drop for Worker {
             self.end(Manner::AtOnce, &Patience::with_step_timeout(Duration::ZERO));
         }
     }
+}
+
+/// Writes lines as they come, and pings while there are none. Not before the first: while a launcher waits for its job
+/// nobody reads, and a worker has its lease from the start.
+fn speak(mut stdin: ChildStdin, lines: &Receiver<Vec<u8>>, every: Duration) {
+    let mut ping = serde_json::to_vec(&ToWorker::Ping).unwrap_or_default();
+    ping.push(b'\n');
+    let mut line = lines.recv().ok();
+    while let Some(bytes) = &line {
+        if stdin.write_all(bytes).and_then(|()| stdin.flush()).is_err() {
+            return;
+        }
+        line = match lines.recv_timeout(every) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Timeout) => Some(ping.clone()),
+            Err(RecvTimeoutError::Disconnected) => None,
+        };
+    }
+}
+
+/// The launcher's command. The number of processors is the other machine's to count, and the session is made by what
+/// becomes the launcher.
+fn command_of_launch(launch: &Launch, worker: &WorkerCommand) -> Command {
+    let mut command = Command::new(&launch.program);
+    command.args(&launch.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    for name in launch.removed {
+        command.env_remove(name);
+    }
+    command.envs(launch.added.iter().map(|(name, value)| (*name, value)));
+    command.envs(worker.environment.iter().map(|(name, value)| (name, value)));
+    command
 }
 
 fn command_of(worker: &WorkerCommand) -> Command {

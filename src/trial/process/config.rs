@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::host_memory::OomKills;
 use crate::trial::executor::Interrupt;
+use crate::trial::launcher::Launcher;
+use crate::trial::protocol::LEASE;
 use crate::trial::spec::WorkloadSpec;
 
 /// How to start a worker.
@@ -24,6 +26,13 @@ impl WorkerCommand {
     /// This program with the argument `worker`.
     pub fn this_program() -> io::Result<Self> {
         Ok(Self { program: std::env::current_exe()?, arguments: vec!["worker".into()], environment: Vec::new() })
+    }
+
+    /// The same behind a launcher, which the worker has to know of: see [`worker::launched`](crate::trial::worker).
+    #[must_use]
+    pub fn launched(mut self) -> Self {
+        self.arguments.push("--launched".into());
+        self
     }
 }
 
@@ -44,6 +53,8 @@ pub struct Patience {
     pub kill: Duration,
     /// For a device to be free of the worker before.
     pub baseline: Duration,
+    /// How long a worker goes on without a word from here.
+    pub lease: Duration,
 }
 
 impl Patience {
@@ -58,6 +69,7 @@ impl Patience {
             leave: Duration::from_millis(500),
             kill: Duration::from_secs(1),
             baseline: Duration::from_secs(20),
+            lease: LEASE,
         }
     }
 }
@@ -67,6 +79,8 @@ impl Patience {
 pub struct ProcessConfig {
     /// How to start a worker.
     pub command: WorkerCommand,
+    /// What starts it somewhere else, where something does.
+    pub launcher: Option<Launcher>,
     /// What every worker is to get ready.
     pub workload: WorkloadSpec,
     /// Where a soak may write its checkpoint.

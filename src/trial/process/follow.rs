@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::child::{End, Manner, Seen, Worker};
+use super::pause::LastLook;
 use super::reader::printable;
 use super::{ProcessConfig, TICK};
 use crate::trial::executor::Observation;
@@ -50,6 +51,7 @@ pub(super) struct Watch<'a> {
     /// Steps of the trial in all, as far as the worker has said.
     total: u32,
     last_progress: Instant,
+    last_look: LastLook,
     stop: Stop,
     /// Until when what is still in the pipes is read, once the worker or its output has ended.
     drained_by: Option<Instant>,
@@ -77,6 +79,7 @@ impl<'a> Watch<'a> {
             record,
             steps: 0,
             last_progress: Instant::now(),
+            last_look: LastLook::now(),
             stop: Stop::NotAsked,
             drained_by: None,
             torn: false,
@@ -121,6 +124,8 @@ impl<'a> Watch<'a> {
     /// Whether it is time to ask the worker to stop, or to wait no longer.
     fn overdue(&mut self, worker: &Worker) -> Option<Ending> {
         let now = Instant::now();
+        // While this process stood still the worker may well have gone on.
+        self.last_progress += self.last_look.pause();
         if self.config.interrupt.at_once() {
             return Some(Ending::Cancelled(Manner::AtOnce));
         }
@@ -219,7 +224,12 @@ impl<'a> Watch<'a> {
 
     /// What it means that the worker left without an answer.
     pub(super) fn classify(&self, end: &End, limit_bytes: Option<u64>) -> Outcome {
-        let (signal, status) = end.status.map_or((None, None), |status| (status.signal(), status.code()));
+        let (mut signal, mut status) = end.status.map_or((None, None), |status| (status.signal(), status.code()));
+        if end.was_launched
+            && let Some(passed_on) = signal_of(status)
+        {
+            (signal, status) = (Some(passed_on), None);
+        }
         if signal.is_none() && status == Some(FAR_OVER_LIMIT) {
             return Outcome::OutOfMemory {
                 requested_bytes: None,
@@ -238,6 +248,13 @@ impl<'a> Watch<'a> {
         }
         Outcome::Crashed { signal, status, log: end.log.clone() }
     }
+}
+
+/// The signal that a launcher's status stands for: it ends with 128 + n where its worker was ended by signal n, as a
+/// shell has it.
+fn signal_of(status: Option<i32>) -> Option<i32> {
+    let signal = status?.checked_sub(128)?;
+    Signal::try_from(signal).is_ok().then_some(signal)
 }
 
 /// The message's name, as the line holds it.

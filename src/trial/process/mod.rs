@@ -14,7 +14,12 @@
 //! | any exit status without an `ended` line, 0 too | crashed, with the status |
 //! | a line that is no message, half a line, a message out of turn, a line too long | protocol error |
 //! | nothing finished for too long | timed out |
+//! | exit status [`LEASE_EXPIRED`]: we stood still | none; the trial is run again |
+//! | a [launcher](super::launcher) that starts nothing in time | not started |
 //! | the user or the budget said stop | cancelled |
+//!
+//! Behind a launcher these are the launcher's statuses, which pass the worker's on; 128 + n stands for signal n, and there
+//! is no counter to look at.
 //!
 //! # How long is too long
 //! The configuration's timeout bounds the time without a finished step. The first step of a trial also has
@@ -24,23 +29,23 @@
 use std::time::{Duration, Instant};
 
 use super::executor::{Executor, ExecutorError, Observation};
-use super::exit_status::DONE;
+use super::exit_status::{DONE, LEASE_EXPIRED};
 use super::outcome::{Outcome, TrialRecord};
-use super::protocol::{FromWorker, PROTOCOL, Refusal, ToWorker};
-use super::spec::{TrialSpec, WorkloadSpec, checkpoint_path};
+use super::protocol::ToWorker;
+use super::spec::{TrialSpec, checkpoint_path};
 use crate::device::DeviceFacts;
-use crate::memory::LimitSpec;
-use crate::units::Bytes;
 
 pub(in crate::trial) mod child;
 mod config;
 mod follow;
 pub(in crate::trial) mod group;
 mod host_memory;
+mod opening;
+mod pause;
 pub(in crate::trial) mod reader;
 
 pub use child::Manner;
-use child::{Seen, Worker};
+use child::Worker;
 pub use config::{Patience, ProcessConfig, WorkerCommand};
 use follow::{Ending, Watch};
 pub use host_memory::OomKills;
@@ -51,6 +56,9 @@ const TICK: Duration = Duration::from_millis(50);
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a new worker may find the device still occupied by the one before it.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often a trial is run again because this process stood still. Each time it did so for longer than a lease.
+const LEASES: u32 = 5;
 
 /// Where a worker comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,12 +76,14 @@ pub struct ProcessExecutor {
     config: ProcessConfig,
     worker: Option<Worker>,
     facts: Option<DeviceFacts>,
+    /// Workers started so far.
+    started: u32,
 }
 
 impl ProcessExecutor {
     /// An executor without a worker; [`start`](Executor::start) brings one up.
     pub fn new(config: ProcessConfig) -> Self {
-        Self { config, worker: None, facts: None }
+        Self { config, worker: None, facts: None, started: 0 }
     }
 
     /// A worker whose device is open: the one at hand, or a new one.
@@ -86,101 +96,37 @@ impl ProcessExecutor {
             worker.end(Manner::Gently, &self.config.patience);
         }
         let free_by = Instant::now() + self.config.patience.baseline;
+        let mut leases = LEASES;
         loop {
             match self.open_worker() {
-                // Memory of the worker before may take a moment to come back.
-                Err(ExecutorError::DeviceUnavailable(_)) if self.facts.is_some() && Instant::now() < free_by => {
+                // Memory of the worker before may take a moment to come back, and a scheduler that worked may have a
+                // moment of its own.
+                Err(ExecutorError::DeviceUnavailable(_) | ExecutorError::Launcher { .. })
+                    if self.facts.is_some() && Instant::now() < free_by =>
+                {
                     if self.cancelled() {
                         return Err(ExecutorError::Cancelled);
                     }
                     std::thread::sleep(RETRY_PAUSE);
                 }
+                Err(ExecutorError::LeaseExpired { .. }) if leases > 0 => leases -= 1,
                 result => return result.map(|worker| (worker, Origin::New)),
             }
         }
     }
 
-    fn open_worker(&mut self) -> Result<Worker, ExecutorError> {
-        let mut worker = Worker::spawn(&self.config.command)?;
-        match self.await_opening(&mut worker) {
-            Ok(facts) => {
-                // The first device's figures hold for the study; C above all must not change between trials.
-                self.facts.get_or_insert(facts);
-                Ok(worker)
-            }
-            Err(error) => {
-                worker.end(Manner::Gently, &self.config.patience);
-                Err(error)
-            }
+    /// The record of a trial that this worker begins. Behind a launcher each worker may have another card.
+    fn begin(&self, spec: &TrialSpec, worker: &Worker, observe: &mut dyn FnMut(Observation)) -> TrialRecord {
+        let mut record = TrialRecord { worker: worker.facts.clone(), ..TrialRecord::begun(spec) };
+        if let (Some(facts), Some(first)) = (&worker.facts, &self.facts)
+            && facts.name != first.name
+        {
+            let text = format!("trial {} ran on {} and not on {} as the first", spec.id, facts.name, first.name);
+            let text = reader::printable(&text);
+            record.warnings.push(text.clone());
+            observe(Observation::Warning(text));
         }
-    }
-
-    fn await_opening(&self, worker: &mut Worker) -> Result<DeviceFacts, ExecutorError> {
-        match self.await_message(worker)? {
-            FromWorker::Hello { protocol: PROTOCOL, .. } => {}
-            FromWorker::Hello { protocol, version, .. } => {
-                return Err(ExecutorError::Startup {
-                    reason: format!(
-                        "it speaks protocol {protocol} (batchtune {}), expected {PROTOCOL} (hint: the worker's program \
-                         must be of this version, {})",
-                        reader::printable(&version),
-                        env!("CARGO_PKG_VERSION")
-                    ),
-                });
-            }
-            other => return Err(out_of_turn(&other, "a hello")),
-        }
-        let workload = Box::new(self.pinned_workload());
-        worker.send(&ToWorker::Open { workload, scratch: self.config.scratch.clone() });
-        match self.await_message(worker)? {
-            FromWorker::Ready { facts } => Ok(facts),
-            FromWorker::Refused { cause: Refusal::Device, reason } => Err(ExecutorError::DeviceUnavailable(reason)),
-            FromWorker::Refused { cause: Refusal::Workload, reason } => Err(ExecutorError::Workload(reason)),
-            other => Err(out_of_turn(&other, "ready or refused")),
-        }
-    }
-
-    /// The workload with the limit that the first worker found: an automatic one is taken from the memory that is free
-    /// at the start, and trials under different limits cannot be compared.
-    fn pinned_workload(&self) -> WorkloadSpec {
-        let mut workload = self.config.workload.clone();
-        if let (LimitSpec::Auto, Some(facts)) = (workload.limit, &self.facts) {
-            workload.limit = LimitSpec::Bytes(Bytes(facts.limit_bytes));
-        }
-        workload
-    }
-
-    fn await_message(&self, worker: &mut Worker) -> Result<FromWorker, ExecutorError> {
-        let patience = self.config.patience.start;
-        let mut until = Instant::now() + patience;
-        loop {
-            if self.cancelled() {
-                return Err(ExecutorError::Cancelled);
-            }
-            let why = match worker.next(TICK) {
-                Seen::Said(message) => return Ok(*message),
-                Seen::Log(line) => {
-                    // While the device opens nothing else tells why it takes long.
-                    tracing::warn!(target: "batchtune::worker", "{line}");
-                    continue;
-                }
-                Seen::Nothing if Instant::now() < until => continue,
-                // What it said last may still be on its way through the pipe's reader; the end of its output tells.
-                Seen::Exited => {
-                    until = until.min(Instant::now() + LAST_WORDS);
-                    continue;
-                }
-                Seen::Nothing if worker.has_exited() => "it ended".to_owned(),
-                Seen::Nothing => format!("it said nothing for {:.0} s", patience.as_secs_f64()),
-                Seen::Spoiled(why) => why,
-                Seen::Torn => "it ended within a line".to_owned(),
-                Seen::Closed => "it ended".to_owned(),
-            };
-            let end = worker.end(Manner::Gently, &self.config.patience);
-            let status = end.status.map_or(String::new(), |status| format!(", {status}"));
-            let log = if end.log.is_empty() { String::new() } else { format!("; its log:\n{}", end.log) };
-            return Err(ExecutorError::Startup { reason: format!("{why}{status}{log}") });
-        }
+        record
     }
 
     fn cancelled(&self) -> bool {
@@ -233,12 +179,15 @@ impl Executor for ProcessExecutor {
             return Ok(record);
         }
         let config = self.config.clone();
+        let mut leases = LEASES;
         let outcome = loop {
             let (mut worker, origin) = match self.ready_worker() {
                 Ok(ready) => ready,
-                Err(ExecutorError::Cancelled) => return Ok(record),
+                Err(ExecutorError::Cancelled) => return Ok(TrialRecord::begun(spec)),
+                Err(ExecutorError::NotStarted { seconds, log, .. }) => break Outcome::NotStarted { seconds, log },
                 Err(error) => return Err(error),
             };
+            record = self.begin(spec, &worker, observe);
             worker.send(&ToWorker::Run { trial: spec.clone() });
             let mut watch = Watch::new(&config, &mut record);
             let ending = watch.follow(&mut worker, observe);
@@ -246,6 +195,8 @@ impl Executor for ProcessExecutor {
             match self.settle(worker, &watch, ending) {
                 // It was on its way out when it was asked: no trial's fault. A new worker cannot end here again.
                 Outcome::Crashed { signal: None, status: Some(DONE), .. } if unheard && origin == Origin::Reused => {}
+                // It waited for us in vain.
+                Outcome::Crashed { signal: None, status: Some(LEASE_EXPIRED), .. } if leases > 0 => leases -= 1,
                 outcome => break outcome,
             }
         };
@@ -265,8 +216,4 @@ impl Drop for ProcessExecutor {
             worker.end(Manner::Gently, &self.config.patience);
         }
     }
-}
-
-fn out_of_turn(message: &FromWorker, expected: &str) -> ExecutorError {
-    ExecutorError::Startup { reason: format!("it said `{}`, expected {expected}", follow::name_of(message)) }
 }

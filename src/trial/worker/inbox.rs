@@ -8,6 +8,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use super::lease::Lease;
 use crate::trial::exit_status::{DONE, ORPHANED};
 use crate::trial::protocol::{MAX_LINE_BYTES, ToWorker};
 use crate::trial::spec::{TrialSpec, WorkloadSpec};
@@ -33,6 +34,7 @@ pub(super) enum Request {
 pub struct Inbox {
     requests: Receiver<Request>,
     stop: Arc<AtomicBool>,
+    lease: Arc<Lease>,
 }
 
 impl Inbox {
@@ -41,9 +43,15 @@ impl Inbox {
     pub fn listen(input: impl BufRead + Send + 'static, leave: impl FnOnce(i32) + Send + 'static) -> Self {
         let (sender, requests) = unbounded();
         let stop = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&stop);
-        thread::spawn(move || leave(read(input, &sender, &flag)));
-        Self { requests, stop }
+        let lease = Arc::new(Lease::default());
+        let (flag, renewed) = (Arc::clone(&stop), Arc::clone(&lease));
+        thread::spawn(move || leave(read(input, &sender, (&flag, &renewed))));
+        Self { requests, stop, lease }
+    }
+
+    /// What is known of the driver's signs of life.
+    pub(super) fn lease(&self) -> Arc<Lease> {
+        Arc::clone(&self.lease)
     }
 
     /// The next request; `None` once the driver wants no more.
@@ -58,7 +66,7 @@ impl Inbox {
 }
 
 /// Reads until the driver wants no more; gives the exit status that this means.
-fn read(mut input: impl BufRead, requests: &Sender<Request>, stop: &AtomicBool) -> i32 {
+fn read(mut input: impl BufRead, requests: &Sender<Request>, (stop, lease): (&AtomicBool, &Lease)) -> i32 {
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -68,8 +76,13 @@ fn read(mut input: impl BufRead, requests: &Sender<Request>, stop: &AtomicBool) 
             Ok(_) if line.last() != Some(&b'\n') && line.len() <= MAX_LINE_BYTES => return ORPHANED,
             Ok(_) => {}
         }
+        lease.renew();
         let request = match serde_json::from_slice(&line) {
-            Ok(ToWorker::Open { workload, scratch }) => Request::Open { workload, scratch },
+            Ok(ToWorker::Open { workload, scratch, lease: granted }) => {
+                lease.set(granted);
+                Request::Open { workload, scratch }
+            }
+            Ok(ToWorker::Ping) => continue,
             Ok(ToWorker::Run { trial }) => {
                 // A stop that came too late for the trial before is not meant for this one.
                 stop.store(false, Ordering::SeqCst);

@@ -7,7 +7,11 @@
 //!   the log, so that a workload's `println!` (or a C library's `printf`) lands there.
 //! - It reads its input on a thread of its own, so that a stop is seen during a trial, and so that it leaves at once,
 //!   in the middle of a step, when its input ends: then the driver is gone.
-//! - Where even that thread cannot run, the kernel ends it with the driver (`PR_SET_PDEATHSIG`).
+//! - Where even that thread cannot run, the kernel ends it with the driver (`PR_SET_PDEATHSIG`). Behind a
+//!   [launcher](super::launcher) it does not ask for that: its parent there is some helper, or a thread of one, that may
+//!   end as soon as it has started it.
+//! - It leaves when it hears nothing of the driver for as long as its lease: behind a launcher its input may stay open
+//!   when the driver, or all that is in between, is gone.
 //! - When the host runs out of memory it is the first to go (`oom_score_adj`), not the driver and not a stranger.
 //!
 //! [`serve`] is the conversation without the process around it. Only a worker opens a device.
@@ -15,18 +19,23 @@
 use std::fs::{self, File};
 use std::io::{self, BufReader, Write};
 use std::os::fd::AsFd;
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, raise};
 use nix::unistd::{dup2_stdout, getppid};
 
 use super::exit_status::{DONE, ORPHANED};
+use super::launcher::Place;
 use super::protocol::{FromWorker, PROTOCOL, Refusal};
 use crate::model::Registry;
 
 mod feed;
 mod inbox;
+mod lease;
 mod length;
 mod open;
 mod part;
@@ -49,14 +58,42 @@ use weighed::Weighed;
 /// The worker could not even begin.
 const BROKEN: u8 = 1;
 
+/// After which a worker that leaves is ended: the exit handlers of a driver that hangs may hang too.
+const LEAVING: Duration = Duration::from_secs(5);
+
+/// Names the variable without which every matrix product of candle's reads `/proc/cpuinfo` again.
+const THREADS: &str = "RAYON_NUM_THREADS";
+
 /// Runs the worker process to its end. The program prints nothing before and nothing after.
 pub fn main(registry: &Registry) -> ExitCode {
     let parent = getppid();
-    // A failure here leaves the other two ways: end of input, and the driver's own signals.
+    // A failure here leaves the other ways: end of input, the lease, and the driver's own signals.
     let _ = set_pdeathsig(Signal::SIGKILL);
     if getppid() != parent {
         return ExitCode::from(status(ORPHANED));
     }
+    run(registry)
+}
+
+/// Runs the worker process behind a launcher to its end.
+pub fn launched(registry: &Registry) -> ExitCode {
+    count_processors_here();
+    run(registry)
+}
+
+/// Starts this program over with the number of this machine's processors in its environment, where nothing is there: the
+/// driver knows those of its own machine only. Returns if that cannot be done, which costs speed alone.
+fn count_processors_here() {
+    if std::env::var_os(THREADS).is_some() {
+        return;
+    }
+    let Ok(program) = std::env::current_exe() else { return };
+    let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let error = Command::new(program).args(std::env::args_os().skip(1)).env(THREADS, cpus.to_string()).exec();
+    tracing::warn!("cannot set {THREADS}: {error}");
+}
+
+fn run(registry: &Registry) -> ExitCode {
     // Not allowed in some containers, and then the kernel's own choice stands.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
     let output = match claim_stdout() {
@@ -67,6 +104,7 @@ pub fn main(registry: &Registry) -> ExitCode {
         }
     };
     let inbox = Inbox::listen(BufReader::new(io::stdin()), leave);
+    lease::watch(inbox.lease(), leave);
     match serve(registry, &inbox, output) {
         Ok(()) => ExitCode::from(status(DONE)),
         Err(ServeError::Output(error)) => {
@@ -89,8 +127,12 @@ pub fn claim_stdout() -> io::Result<File> {
     Ok(File::from(real))
 }
 
-#[expect(clippy::exit, reason = "called on the thread that reads, while a step may be running on the main thread")]
+#[expect(clippy::exit, reason = "called on a thread of its own, while a step may be running on the main thread")]
 fn leave(status: i32) {
+    thread::spawn(|| {
+        thread::sleep(LEAVING);
+        let _ = raise(Signal::SIGKILL);
+    });
     std::process::exit(status);
 }
 
@@ -105,6 +147,7 @@ pub fn serve(registry: &Registry, inbox: &Inbox, output: impl Write) -> Result<(
         protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
+        place: Place::here(),
     })?;
     let (workload, scratch) = match inbox.next() {
         Some(Request::Open { workload, scratch }) => (workload, scratch),
@@ -112,6 +155,15 @@ pub fn serve(registry: &Registry, inbox: &Inbox, output: impl Write) -> Result<(
         Some(Request::Run(_)) => return Err(ServeError::Input("a trial before the workload".to_owned())),
         None => return Ok(()),
     };
+    if !scratch.is_dir() {
+        let reason = format!(
+            "the study directory `{}` is not on {} (hint: behind a launcher it must be on a file system that both machines \
+             see, `--study DIR`)",
+            scratch.display(),
+            Place::here().node.unwrap_or_default()
+        );
+        return Ok(speaker.say(&FromWorker::Refused { cause: Refusal::Workload, reason })?);
+    }
     let mut opened = match Opened::open(registry, *workload) {
         Ok(opened) => opened,
         Err(refused) => {

@@ -1,7 +1,7 @@
 //! The trial's loop on stand-ins: a device whose memory is arithmetic, and a trainer that follows a script.
 
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -772,7 +772,11 @@ fn a_worker_says_hello_and_refuses_what_it_cannot_set_up() {
         allocator: AllocatorKind::Auto,
         seed: 0,
     };
-    let open = ToWorker::Open { workload: Box::new(workload), scratch: PathBuf::from("/tmp") };
+    let open = ToWorker::Open {
+        workload: Box::new(workload),
+        scratch: std::env::temp_dir(),
+        lease: crate::trial::protocol::LEASE,
+    };
     let (result, said) = served(&format!("{}\n", serde_json::to_string(&open).unwrap()));
     result.unwrap();
     assert!(matches!(said[0], FromWorker::Hello { protocol: PROTOCOL, .. }));

@@ -1,0 +1,94 @@
+//! Where a worker runs, as it says itself in its hello.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::device::facts;
+
+/// Slurm's number of a job, in the environment of what runs in it.
+pub(super) const JOB_VARIABLE: &str = "SLURM_JOB_ID";
+/// Slurm's number of a step.
+pub(super) const STEP_VARIABLE: &str = "SLURM_STEP_ID";
+/// The longest host name that is one (RFC 1035).
+const LONGEST_NODE: usize = 255;
+/// The longest number that is an id.
+const LONGEST_ID: usize = 20;
+
+/// Where a worker runs. What is not known, or cannot be right, is `None`: the values end in command lines.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The machine's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Slurm's number of the job, where it runs in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_job_id: Option<String>,
+    /// Slurm's number of the step, where it runs in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_step_id: Option<String>,
+}
+
+impl Place {
+    /// Where this process runs.
+    pub fn here() -> Self {
+        Self::of(|name| std::env::var(name).ok(), &facts::hostname(Path::new("/")))
+    }
+
+    /// Where a process with these variables runs.
+    pub(super) fn of(variable: impl Fn(&str) -> Option<String>, hostname: &str) -> Self {
+        let place = Self {
+            node: Some(hostname.to_owned()),
+            slurm_job_id: variable(JOB_VARIABLE),
+            slurm_step_id: variable(STEP_VARIABLE),
+        };
+        place.checked()
+    }
+
+    /// The place without what cannot be right. A worker is another machine's program: what it says must not become an
+    /// option of a command.
+    #[must_use]
+    pub fn checked(self) -> Self {
+        let is_id = |id: &String| (1..=LONGEST_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_digit());
+        Self {
+            node: self.node.filter(|node| is_host_name(node)),
+            slurm_job_id: self.slurm_job_id.filter(is_id),
+            slurm_step_id: self.slurm_step_id.filter(is_id),
+        }
+    }
+}
+
+fn is_host_name(text: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    text.len() <= LONGEST_NODE
+        && text.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric())
+        && text.bytes().all(is_allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_become_an_option_is_not_believed() {
+        let place = Place {
+            node: Some("-oProxyCommand=reboot".to_owned()),
+            slurm_job_id: Some("--user=root".to_owned()),
+            slurm_step_id: Some("0; reboot".to_owned()),
+        };
+        assert_eq!(place.checked(), Place::default());
+        let place = Place { node: Some(String::new()), slurm_job_id: Some(String::new()), slurm_step_id: None };
+        assert_eq!(place.checked(), Place::default());
+        let good = Place {
+            node: Some("gpu-07.cluster".to_owned()),
+            slurm_job_id: Some("4711".to_owned()),
+            slurm_step_id: Some("0".to_owned()),
+        };
+        assert_eq!(good.clone().checked(), good);
+    }
+
+    #[test]
+    fn a_hello_of_an_earlier_version_says_nothing_of_it() {
+        assert_eq!(serde_json::from_str::<Place>("{}").unwrap(), Place::default());
+    }
+}
