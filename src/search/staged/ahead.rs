@@ -113,7 +113,7 @@ mod tests {
     use crate::search::knowledge::Nothing;
     use crate::search::rules::testing::{completed, sample};
     use crate::search::scripted::plan;
-    use crate::search::{Space, Strategy, strategy};
+    use crate::search::{Space, strategy};
 
     /// What runs at once with so many devices when nothing has ended yet but these.
     fn at_once(target: usize, ended: &[(Purpose, usize, usize, f64)], devices: usize) -> Vec<(Purpose, usize)> {
