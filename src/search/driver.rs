@@ -367,4 +367,6 @@ fn explain(outcome: &Outcome) -> String {
 }
 
 #[cfg(test)]
+mod side_by_side;
+#[cfg(test)]
 mod tests;
