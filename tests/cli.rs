@@ -240,6 +240,55 @@ fn forecasts_of_what_is_none_are_one_clear_error_each() {
 }
 
 #[test]
+fn whole_runs_that_cannot_be_forecast_are_one_clear_error_each() {
+    let folder = TempDir::new().unwrap();
+    let shapes = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
+    let trace = |(b, t): (u32, u32)| repository().join(format!("tests/fixtures/forecast/made/b{b}_t{t}.trace"));
+    std::fs::write(folder.path().join("lengths.txt"), "90\n").unwrap();
+    let cases: [(&[&str], &str); 8] = [
+        (&["--run"], "--run-lengths"),
+        (&["--tune"], "<--run|--steps <N>>"),
+        (&["--run", "--run-lengths", "nowhere.txt"], "cannot read `nowhere.txt`"),
+        (&["--run", "--run-lengths", "40:500", "--token-budget", "999"], "does not hold two samples of `500`"),
+        (&["--steps", "1000001", "--run-lengths", "40:500"], "is over 1000000"),
+        (&["--run", "--run-lengths", "40:500", "--pad-to", "0"], "0 is not in 1..="),
+        (&["--run", "--run-lengths", "40:500", "--evaluate-every", "5"], "the probes hold no evaluation"),
+        (&["--steps", "9", "--run-lengths", "lengths.txt", "--html", "lengths.txt"], "lengths.txt"),
+    ];
+    for (more, words) in cases {
+        let mut command = tune(folder.path());
+        command.arg("forecast").args(shapes.map(trace)).args(["--batches", "2,3,2,3,2,4,3", "--to", "8"]);
+        command.args(["--lengths", "64,64,96,96,160,128,200"]);
+        let output = command.args(more).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{more:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{more:?}: {}", stderr(&output));
+    }
+    assert_eq!(std::fs::read_to_string(folder.path().join("lengths.txt")).unwrap(), "90\n");
+}
+
+#[test]
+fn a_tuned_run_is_json_with_everything_that_was_tried() {
+    let folder = TempDir::new().unwrap();
+    let shapes = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
+    let trace = |(b, t): (u32, u32)| repository().join(format!("tests/fixtures/forecast/made/b{b}_t{t}.trace"));
+    let mut command = tune(folder.path());
+    command.arg("forecast").args(shapes.map(trace)).args(["--batches", "2,3,2,3,2,4,3", "--to", "8"]);
+    command.args(["--lengths", "64,64,96,96,160,128,200", "--steps", "60", "--run-lengths", "40:500"]);
+    let output = command.args(["--limit", "300MiB", "--tune", "--json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["method"], &report["runs"][0]["breach"]["breach"]), (&"exact".into(), &"out_of_memory".into()));
+    assert_eq!(report["runs"][0]["breach"]["step"], 14);
+    let tuning = &report["tuned"][0]["tuning"];
+    let chosen = &tuning["tried"][usize::try_from(tuning["chosen"].as_u64().unwrap()).unwrap()];
+    assert_eq!(chosen["setting"]["conf"], "expandable_segments:True", "{tuning:#}");
+    assert_eq!((&chosen["ending"], &chosen["figures"]["steps"]), (&"survived".into(), &60.into()));
+    assert!(tuning["tried"].as_array().unwrap().len() > 10);
+    let ways = report["tuned"][0]["remedies"]["ways"].as_array().unwrap();
+    assert!(ways.len() >= 6 && ways.iter().all(|way| way["figures"]["padding_share"].is_number()));
+}
+
+#[test]
 fn resuming_another_configuration_is_refused() {
     let folder = TempDir::new().unwrap();
     let config = small_config(folder.path(), "target: {batch_size: 2}");

@@ -405,6 +405,8 @@ fn a_study_forecasts_exactly_runs_out_of_memory_never_and_proves_its_answer() {
     // The replay prefers it, and the soak ran with it.
     assert_eq!(found["recommended"]["allocator"]["conf"], "expandable_segments:True");
     assert_eq!(found["recommended"]["allocator"]["backend"], "expandable");
+    let reason = found["recommended"]["allocator"]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("`expandable_segments:True` holds "), "{reason}");
     let text = std::fs::read_to_string(study.folder.path().join("study/journal.jsonl")).unwrap();
     let soak = text.lines().rfind(|line| line.contains("\"trial_started\"") && line.contains("\"soak\"")).unwrap();
     assert!(soak.contains("expandable_segments:True"), "{soak}");
@@ -468,4 +470,38 @@ fn a_resumed_study_comes_to_the_same_answer() {
     let resumed: PathBuf = folder.join("recommendation.yaml");
     let resumed: Value = serde_yaml::from_str(&std::fs::read_to_string(resumed).unwrap()).unwrap();
     assert_eq!(resumed["recommended"], recommended);
+}
+
+/// The same with batches of varying lengths, and a program that pads to the length it is told.
+fn varying(options: &str) -> String {
+    let config = config(&format!(", --min-length=16, --max-length=128{options}"));
+    format!(
+        "{config}data: {{sequence_length: {{min: 16, max: 128}}}}\n\
+         safety: {{horizon_steps: 400, fragmentation_threshold: 90%}}\n"
+    )
+}
+
+fn check_of(found: &Value, rule: &str) -> Option<Value> {
+    found["checks"].as_array().unwrap().iter().find(|check| check["rule"] == rule).cloned()
+}
+
+#[test]
+fn the_whole_run_of_a_program_with_varying_lengths_is_forecast_before_its_soak() {
+    let study = Study::of(&varying(", \"--sequence-length={sequence_length}\""), &["--set", "target.batch_size=16"]);
+    assert_eq!(study.code, 0, "{}", study.stderr);
+    let found = study.recommendation();
+    let check = check_of(&found, "whole_run").unwrap();
+    assert_eq!(check["passed"], true, "{check:#}");
+    assert!(check["reason"].as_str().unwrap().contains("400 steps"), "{check:#}");
+    let journal = std::fs::read_to_string(study.folder.path().join("study/journal.jsonl")).unwrap();
+    let of_length = |line: &&str| line.contains("\"trial_started\"") && line.contains("\"length\":");
+    assert_eq!(journal.lines().filter(of_length).count(), 7, "{journal}");
+}
+
+#[test]
+fn a_program_that_is_not_told_lengths_is_asked_for_none() {
+    let study = Study::of(&varying(""), &["--set", "target.batch_size=16"]);
+    assert_eq!(study.code, 0, "{}", study.stderr);
+    let journal = std::fs::read_to_string(study.folder.path().join("study/journal.jsonl")).unwrap();
+    assert!(!journal.contains("\"length\":"), "{journal}");
 }

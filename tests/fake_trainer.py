@@ -7,7 +7,8 @@
 It needs the standard library alone, so CI can tune a command without torch or a GPU. Its memory is that of a made-up
 device behind PyTorch's caching allocator (`Allocator` below follows its rules for one stream, native and expandable,
 with max_split_size_mb). Each step makes the same allocations in the same order, each of `a + b·B` bytes, so a forecast
-from two probes is exact, and a probe's snapshot is in PyTorch's own form. Times are nominal: the step line says what the
+from two probes is exact, and a probe's snapshot is in PyTorch's own form. With `--max-length` (or `--lengths-file`) each
+batch has a length T of its own: sizes are `a + b·B·T` then, and attention's scores `B·T²`. Times are nominal: the step line says what the
 formula gives, whatever the machine does, and the program sleeps that long.
 
 Options can be given as variables too: `--bytes-per-sample` is `FAKE_BYTES_PER_SAMPLE`.
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -323,6 +325,8 @@ class Model:
     """`layers` layers with weights, gradients, Adam's two moments, and activations of `a + b·B` bytes."""
 
     LAYERS = 6
+    FULL_LENGTH = 128
+    """At this length a sample takes `--bytes-per-sample`."""
 
     def __init__(self, allocator, args):
         self.allocator = allocator
@@ -335,19 +339,27 @@ class Model:
         self.gradients = []
         self.moments = []
 
-    def forward(self, batch_size):
+    @classmethod
+    def bytes_of(cls, per_sample, batch_size, length):
+        """What a batch takes of something that a sample of full length takes `per_sample` of."""
+        return per_sample * batch_size if length is None else per_sample // cls.FULL_LENGTH * length * batch_size
+
+    def forward(self, batch_size, length):
         """The activations that backward will need."""
-        allocator, kept = self.allocator, [self.allocator.malloc(4 * 128 * batch_size)]
+        allocator, kept = self.allocator, [self.allocator.malloc(4 * (length or self.FULL_LENGTH) * batch_size)]
         for layer, per_sample in enumerate(self.sample_bytes):
-            scratch = allocator.malloc(3000 + per_sample // 2 * batch_size)
-            kept.append(allocator.malloc(1000 * layer + per_sample * batch_size))
+            scratch = allocator.malloc(3000 + self.bytes_of(per_sample // 2, batch_size, length))
+            scores = None if length is None else allocator.malloc(8 * batch_size * length * length)
+            kept.append(allocator.malloc(1000 * layer + self.bytes_of(per_sample, batch_size, length)))
             allocator.free(scratch)
+            if scores is not None:
+                allocator.free(scores)
         return kept
 
-    def backward(self, kept, batch_size):
+    def backward(self, kept, batch_size, length):
         allocator, upstream = self.allocator, self.allocator.malloc(4)
         for layer in reversed(range(self.LAYERS)):
-            downstream = allocator.malloc(self.sample_bytes[layer] * batch_size)
+            downstream = allocator.malloc(self.bytes_of(self.sample_bytes[layer], batch_size, length))
             gradient = allocator.malloc(self.weight_bytes[layer])
             if len(self.gradients) < self.LAYERS:
                 self.gradients.append(gradient)
@@ -365,8 +377,8 @@ class Model:
         while self.gradients:
             self.allocator.free(self.gradients.pop())
 
-    def evaluate(self, batch_size):
-        for address in self.forward(batch_size):
+    def evaluate(self, batch_size, length):
+        for address in self.forward(batch_size, length):
             self.allocator.free(address)
 
 
@@ -387,6 +399,27 @@ class Report:
         self.raw((json.dumps({"event": event, **fields}) + "\n").encode())
 
 
+class Lengths:
+    """To what length each batch is padded; `None` where the program knows no lengths."""
+
+    def __init__(self, args):
+        self.fixed, self.max, self.random = args.sequence_length, args.max_length, random.Random(0)
+        self.min, self.of_file = args.min_length, []
+        if args.lengths_file:
+            with open(args.lengths_file) as file:
+                self.of_file = [int(line) for line in file if line.strip()]
+
+    def of_step(self, step):
+        if self.fixed:
+            return self.fixed
+        if self.of_file:
+            return self.of_file[step % len(self.of_file)]
+        return self.random.randint(self.min, self.max) if self.max else None
+
+    def longest(self):
+        return self.fixed or max(self.of_file, default=self.max or None)
+
+
 class Trainer:
     """The training loop, and the fault that it was told to have."""
 
@@ -402,6 +435,7 @@ class Trainer:
         self.report = Report(None if args.unmodified else environment("TUNE_REPORT"))
         limit = args.device_bytes if args.unmodified else int(environment("TUNE_LIMIT_BYTES", args.device_bytes))
         self.allocator = Allocator(args.device_bytes, limit, environment("PYTORCH_CUDA_ALLOC_CONF", ""))
+        self.lengths = Lengths(args)
         if self.is_probe and not args.unmodified:
             self.allocator.trace = []
 
@@ -439,7 +473,8 @@ class Trainer:
         args = self.args
         if args.leak_bytes:
             self.allocator.malloc(args.leak_bytes)
-        model.backward(model.forward(args.batch_size), args.batch_size)
+        length = self.lengths.of_step(step)
+        model.backward(model.forward(args.batch_size, length), args.batch_size, length)
         if (step + 1) % args.accumulation_steps == 0:
             model.update()
         compute_ms = args.step_ms + args.sample_ms * args.batch_size
@@ -463,7 +498,7 @@ class Trainer:
         if done != self.evaluate_after or self.purpose not in ("probe", "soak"):
             return
         self.mark("evaluation", done)
-        model.evaluate(self.args.batch_size)
+        model.evaluate(self.args.batch_size, self.lengths.longest())
         self.report.write("evaluation", loss=2.5, seconds=0.001)
         if self.purpose == "soak" and self.checkpoint_path:
             with open(self.checkpoint_path, "wb") as file:
@@ -555,6 +590,11 @@ def arguments():
     tuned("loader-workers", 0)
     tuned("prefetch-depth", 2)
     tuned("steps", 20)
+    tuned("sequence-length", 0)
+    option("min-length", int, 64, "of the batches, where they vary")
+    option("max-length", int, 0, "of the batches; 0: the program knows no lengths")
+    parser.add_argument("--lengths-file", help="the length of each batch, one a line; begun again at its end")
+    parser.add_argument("--heedless", action="store_true", help="take no notice of --sequence-length")
     parser.add_argument("--pin-memory", default="true")
     option("bytes-per-sample", int, 24 * MIB, "of all activations together")
     option("fixed-bytes", int, 64 * MIB, "weights, gradients and optimizer state")
@@ -571,6 +611,8 @@ def arguments():
     option("fault-batch", int, 0, "only at this batch size and above")
     parser.add_argument("--pid-file", help="where the grandchild's process id goes")
     args = parser.parse_args()
+    if args.heedless:
+        args.sequence_length = 0
     if args.fault is not None and args.fault not in FAULTS:
         parser.error(f"no fault `{args.fault}`")
     return args

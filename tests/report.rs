@@ -142,6 +142,35 @@ fn the_page_of_a_real_study_has_every_figure_and_no_error() {
 }
 
 #[test]
+fn a_forecast_run_leaves_a_page_with_its_series_settings_and_ways_to_batch() {
+    let Some(browser) = browser() else { return };
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("run.html");
+    let shapes = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
+    let traces = shapes.map(|(b, t)| {
+        let trace = repository().join(format!("tests/fixtures/forecast/made/b{b}_t{t}.trace"));
+        trace.to_str().unwrap().to_owned()
+    });
+    let mut arguments: Vec<&str> = vec!["forecast"];
+    arguments.extend(traces.iter().map(String::as_str));
+    arguments.extend(["--batches", "2,3,2,3,2,4,3", "--lengths", "64,64,96,96,160,128,200", "--to", "8"]);
+    arguments.extend(["--steps", "300", "--run-lengths", "40:500", "--limit", "300MiB", "--tune"]);
+    arguments.extend(["--html", file.to_str().unwrap()]);
+    tune(folder.path(), &arguments);
+    let (dom, console) = document(&browser, &file);
+    assert_eq!(console, Vec::<String>::new());
+    for figure in ["whole-run-memory", "whole-run-rate"] {
+        assert_eq!(dom.matches(&format!("id=\"{figure}\"")).count(), 1, "{figure}");
+    }
+    for words in ["where a run breaks", "limit: 300.0 MiB", "expandable_segments:True (found)", "grouped by length"] {
+        assert!(dom.contains(words), "{words}");
+    }
+    let page = std::fs::read_to_string(&file).unwrap();
+    assert!(width_at_400(&browser, &page, folder.path()) <= 400.0, "wider than its screen");
+    photograph(&browser, &file, "whole-run");
+}
+
+#[test]
 fn a_study_leaves_a_page_with_its_forecast_and_its_blocks() {
     let Some(browser) = browser() else { return };
     let folder = TempDir::new().unwrap();

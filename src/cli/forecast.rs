@@ -51,7 +51,7 @@ pub enum ForecastInputError {
     #[error("there is no model of the allocator `{0}` (hint: leave `backend` out of `--conf`)")]
     Backend(&'static str),
     /// Settings are compared over long runs only.
-    #[error("several settings are compared over a long run only (hint: one `--conf`, or `--steps`)")]
+    #[error("several settings are compared over a long run only (hint: one `--conf`, or `--run`)")]
     SeveralConfs,
     /// The long run cannot be forecast.
     #[error(transparent)]
@@ -63,8 +63,8 @@ pub enum ForecastInputError {
 
 pub(super) fn run(args: &ForecastArgs) -> Result<u8, Error> {
     check_batches(args)?;
-    if let Some(steps) = args.steps {
-        return long_run(args, steps);
+    if args.is_whole_run() {
+        return long_run(args);
     }
     let mut recordings: Vec<(usize, Vec<Event>)> = Vec::with_capacity(args.files.len());
     let mut own = AllocConf::default();
@@ -101,7 +101,7 @@ pub(super) fn run(args: &ForecastArgs) -> Result<u8, Error> {
 }
 
 /// The forecast of a long run, under the recordings' own setting or those that were asked for.
-fn long_run(args: &ForecastArgs, steps: usize) -> Result<u8, Error> {
+fn long_run(args: &ForecastArgs) -> Result<u8, Error> {
     let mut recordings = Vec::with_capacity(args.files.len());
     let mut own = AllocConf::default();
     for (file, batch_size) in args.files.iter().zip(&args.batches) {
@@ -114,7 +114,7 @@ fn long_run(args: &ForecastArgs, steps: usize) -> Result<u8, Error> {
     if confs.is_empty() {
         confs.push((String::new(), own));
     }
-    long_run::run(args, steps, &recordings, &confs)
+    long_run::run(args, &recordings, &confs)
 }
 
 fn check_batches(args: &ForecastArgs) -> Result<(), ForecastInputError> {
@@ -127,7 +127,7 @@ fn check_batches(args: &ForecastArgs) -> Result<(), ForecastInputError> {
             return Err(ForecastInputError::ProbeTooSmall { batch_size });
         }
         // Recordings of one batch size may differ in their length.
-        if args.steps.is_none() && args.batches.iter().take(index).any(|before| *before == batch_size) {
+        if !args.is_whole_run() && args.batches.iter().take(index).any(|before| *before == batch_size) {
             return Err(ForecastInputError::Twice { batch_size });
         }
     }

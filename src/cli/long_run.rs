@@ -1,43 +1,53 @@
-//! `tune forecast --steps N`: what a run of thousands of steps of varying length takes, under one allocator setting or
-//! several.
+//! `tune forecast --run`: what a run of thousands of steps of varying length takes, under one allocator setting or several;
+//! and with `--tune`, which settings and which batches would do better.
 
-use std::fmt::Write;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::path::PathBuf;
 
-use indicatif::ProgressBar;
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use serde::Serialize;
 
 use super::forecast::ForecastInputError;
-use super::input::{self, InputError};
-use super::{ForecastArgs, Form, print_result, rate};
+use super::input::InputError;
+use super::output::keep_apart;
+use super::search::watch_for_signals;
+use super::{BackendArg, ForecastArgs, Form, print_result};
 use crate::error::Error;
 use crate::exit_code;
-use crate::memory::Event;
-use crate::memory::forecast::long_run::{LongRunFigures, play};
+use crate::memory::forecast::batching::{
+    Batching, BatchingError, Lengths, Order, Outline, Remedies, RemedyTask, remedies, standard,
+};
+use crate::memory::forecast::long_run::{Breach, LongRunFigures, Terms, judge, play};
 use crate::memory::forecast::shape::{LongRun, Shape, ShapeError, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::tuning::{
+    Allocator, Bounds, Candidate, Observer, Reach, Task, TuneError, Tuning, play_all, tune,
+};
 use crate::memory::forecast::{ForecastError, Method};
-use crate::memory::policy::native::Native;
-use crate::memory::policy::{AllocConf, Backend, Settings};
-use crate::units::{Bytes, plural};
+use crate::memory::policy::{AllocConf, Backend, Policy, ReleaseThreshold};
+use crate::memory::{Event, FragmentationMetric};
+use crate::progress::say;
+use crate::report::html;
+use crate::report::recommendation::write_whole;
+use crate::trial::Interrupt;
+
+mod lengths;
+mod watched;
+mod words;
+
+pub(super) use lengths::RunLengths;
+use lengths::{MAX_LENGTH, Samples};
+use watched::Watched;
 
 /// The most steps of a run.
 const MAX_STEPS: usize = 1_000_000;
-/// Longer samples fit no device.
-const MAX_LENGTH: u64 = 1 << 24;
-/// How often the bar is drawn.
-const TICK: Duration = Duration::from_millis(100);
+/// Steps of a run where nobody says.
+pub(super) const USUAL_STEPS: usize = 10_000;
+/// The rate of fragmentation that a run should keep below: the default of `safety.fragmentation_threshold`.
+const THRESHOLD: f64 = 0.3;
 
 /// Why a long run is not forecast.
 #[derive(Debug, thiserror::Error)]
 pub enum LongRunError {
     /// The recordings' lengths are not known.
-    #[error("`--steps` needs the length of each recording (hint: `--lengths 64,64,96,…`, one for each file)")]
+    #[error("a whole run needs the length of each recording (hint: `--lengths 64,64,96,…`, one for each file)")]
     LengthsMissing,
     /// A length for every recording.
     #[error("{files} recordings and {lengths} lengths (hint: `--lengths` has one for each file, in their order)")]
@@ -48,7 +58,7 @@ pub enum LongRunError {
         lengths: usize,
     },
     /// How long the run's samples are is not known.
-    #[error("`--steps` needs the lengths of the run's samples (hint: `--run-lengths 64:512`, or a file of them)")]
+    #[error("a whole run needs the lengths of the run's samples (hint: `--run-lengths 64:512`, or a file of them)")]
     RunLengthsMissing,
     /// A run without an end.
     #[error("`--steps`: `{steps}` is over {MAX_STEPS} (hint: memory repeats itself long before)")]
@@ -73,6 +83,9 @@ pub enum LongRunError {
     /// The file of lengths cannot be read.
     #[error(transparent)]
     Input(#[from] InputError),
+    /// Samples cannot be batched so.
+    #[error(transparent)]
+    Batching(#[from] BatchingError),
     /// The recordings say too little.
     #[error(transparent)]
     Shape(#[from] ShapeError),
@@ -81,67 +94,15 @@ pub enum LongRunError {
     Forecast(#[from] ForecastError),
 }
 
-/// How long the samples of a run are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum RunLengths {
-    /// Drawn evenly between two bounds.
-    Uniform { min: u64, max: u64 },
-    /// One a line, in the order of the run.
-    File(PathBuf),
-}
-
-impl FromStr for RunLengths {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bounds = text.split_once(':').and_then(|(min, max)| Some((min.parse().ok()?, max.parse().ok()?)));
-        Ok(match bounds {
-            Some((min, max)) if 0 < min && min <= max && max <= MAX_LENGTH => Self::Uniform { min, max },
-            _ => Self::File(PathBuf::from(text)),
-        })
-    }
-}
-
-impl RunLengths {
-    /// The longest sample of each batch, and of all.
-    fn batches(&self, batch_size: usize, steps: usize) -> Result<(Vec<u64>, u64), LongRunError> {
-        let longest_of = |mut sample: Box<dyn FnMut() -> u64>| -> Vec<u64> {
-            (0..steps).map(|_| (0..batch_size).map(|_| sample()).max().unwrap_or(1)).collect()
-        };
-        match self {
-            Self::Uniform { min, max } => {
-                let (min, max) = (*min, *max);
-                let mut rng = StdRng::seed_from_u64(0);
-                Ok((longest_of(Box::new(move || rng.random_range(min..=max))), max))
-            }
-            Self::File(path) => {
-                let lengths = read(path)?;
-                let max = lengths.iter().copied().max().unwrap_or(1);
-                // A run that is longer than the file begins it again, as an epoch does.
-                let mut endless = lengths.into_iter().cycle();
-                Ok((longest_of(Box::new(move || endless.next().unwrap_or(1))), max))
-            }
-        }
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u64>, LongRunError> {
-    let text = input::text(path)?;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let length = |(index, line): (usize, &str)| {
-        let length = line.trim().parse().ok().filter(|length| (1..=MAX_LENGTH).contains(length));
-        length.ok_or_else(|| LongRunError::Length { path: path.to_owned(), line: index + 1 })
-    };
-    let lengths: Vec<u64> = lines.map(length).collect::<Result<_, _>>()?;
-    if lengths.is_empty() { Err(LongRunError::NoLengths { path: path.to_owned() }) } else { Ok(lengths) }
-}
-
 /// The forecast of a long run, as JSON has it.
 #[derive(Serialize)]
 struct LongRunReport {
     method: Method,
     reason: String,
+    limit_bytes: Option<u64>,
     runs: Vec<LongRunRow>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tuned: Vec<Tuned>,
 }
 
 /// One batch size under one setting.
@@ -150,59 +111,85 @@ struct LongRunRow {
     batch_size: usize,
     /// As `PYTORCH_CUDA_ALLOC_CONF` has it; empty for the defaults.
     conf: String,
+    batches: Outline,
+    /// What the run does that it should not.
+    breach: Option<Breach>,
     figures: LongRunFigures,
 }
 
-/// A run that is to be played.
-struct Job {
+impl LongRunRow {
+    fn setting(&self) -> String {
+        if self.conf.is_empty() { "defaults".to_owned() } else { self.conf.clone() }
+    }
+}
+
+/// What would do better.
+#[derive(Serialize)]
+struct Tuned {
     batch_size: usize,
-    conf: String,
-    settings: Settings,
-    shapes: Vec<Shape>,
-    evaluation: Shape,
+    tuning: Tuning,
+    /// The setting under which the other ways to batch were played.
+    remedies_under: Candidate,
+    remedies: Remedies,
+}
+
+/// What a run is made of.
+struct Source<'a> {
+    args: &'a ForecastArgs,
+    steps: u64,
+    forecaster: ShapeForecaster,
+    samples: Samples,
+    limit_bytes: u64,
 }
 
 /// Forecasts a run of so many steps from recordings at these batch sizes, under settings with their texts.
 pub(super) fn run(
     args: &ForecastArgs,
-    steps: usize,
     recordings: &[(usize, Vec<Event>)],
     confs: &[(String, AllocConf)],
 ) -> Result<u8, Error> {
-    let forecaster = forecaster(args, recordings).map_err(failed)?;
-    if steps > MAX_STEPS {
-        return Err(failed(LongRunError::TooManySteps { steps }));
+    let source = source(args, recordings).map_err(failed)?;
+    if let Some(page) = &args.html {
+        let mut sources = args.files.clone();
+        sources.extend(args.run_lengths.as_ref().and_then(RunLengths::file).map(PathBuf::from));
+        keep_apart(page, &sources)?;
     }
-    let lengths = args.run_lengths.as_ref().ok_or(LongRunError::RunLengthsMissing).map_err(failed)?;
-    let mut jobs = Vec::new();
-    for batch_size in &args.to {
-        let (longest, max) = lengths.batches(*batch_size, steps).map_err(failed)?;
-        let shape = |length: u64| Shape::of([*batch_size as u64, length]);
-        for (text, conf) in confs {
-            if conf.backend != Backend::Native {
-                return Err(ForecastInputError::Backend(conf.backend.name()).into());
-            }
-            let shapes = longest.iter().copied().map(shape).collect();
-            let (conf, settings) = (text.clone(), conf.settings);
-            jobs.push(Job { batch_size: *batch_size, conf, settings, shapes, evaluation: shape(max) });
-        }
+    let interrupt = Interrupt::default();
+    watch_for_signals(&interrupt)?;
+    let report = match source.report(confs, &Watched::new(interrupt)) {
+        Ok(report) => report,
+        // Whoever wants to leave knows why.
+        Err(TuneError::Interrupted) => return Ok(exit_code::INTERRUPTED),
+        Err(TuneError::Forecast(error)) => return Err(failed(error.into())),
+    };
+    if let Some(page) = &args.html {
+        write_whole(page, html::long_run(&source.page(&report)).as_bytes())?;
+        say(&format!("page: {}", page.display()));
     }
-    let limit_bytes = args.limit.map_or(u64::MAX, |limit| limit.0);
-    let figures =
-        play_all(&forecaster, &jobs, limit_bytes, args.evaluate_every).map_err(|error| failed(error.into()))?;
-    let row =
-        |(job, figures): (Job, LongRunFigures)| LongRunRow { batch_size: job.batch_size, conf: job.conf, figures };
-    let runs = jobs.into_iter().zip(figures).map(row).collect();
-    let report = LongRunReport { method: forecaster.method(), reason: forecaster.reason(), runs };
     match Form::of(args.json) {
         Form::Json => print_result(&format!("{}\n", super::to_json(&report)))?,
-        Form::Table => print_result(&table(&report))?,
+        Form::Table => print_result(&words::report(&report))?,
     }
     Ok(exit_code::SAFE)
 }
 
 fn failed(error: LongRunError) -> Error {
     ForecastInputError::from(error).into()
+}
+
+fn source<'a>(args: &'a ForecastArgs, recordings: &[(usize, Vec<Event>)]) -> Result<Source<'a>, LongRunError> {
+    let forecaster = forecaster(args, recordings)?;
+    let steps = args.steps.unwrap_or(USUAL_STEPS);
+    if steps > MAX_STEPS {
+        return Err(LongRunError::TooManySteps { steps });
+    }
+    let samples = args.run_lengths.as_ref().ok_or(LongRunError::RunLengthsMissing)?.samples()?;
+    let limit_bytes = args.limit.map_or(u64::MAX, |limit| limit.0);
+    let source = Source { args, steps: steps as u64, forecaster, samples, limit_bytes };
+    for batch_size in &args.to {
+        source.batching(*batch_size).check(&source.samples)?;
+    }
+    Ok(source)
 }
 
 fn forecaster(args: &ForecastArgs, recordings: &[(usize, Vec<Event>)]) -> Result<ShapeForecaster, LongRunError> {
@@ -220,110 +207,143 @@ fn forecaster(args: &ForecastArgs, recordings: &[(usize, Vec<Event>)]) -> Result
     Ok(ShapeForecaster::new(&probes)?)
 }
 
-/// Plays the runs side by side, as many as there are processors.
-fn play_all(
-    forecaster: &ShapeForecaster,
-    jobs: &[Job],
-    limit_bytes: u64,
-    evaluate_every: Option<usize>,
-) -> Result<Vec<LongRunFigures>, ForecastError> {
-    let steps: usize = jobs.iter().map(|job| job.shapes.len()).sum();
-    // Draws on a terminal's standard error only.
-    let bar = ProgressBar::new(steps as u64).with_message("steps");
-    bar.enable_steady_tick(TICK);
-    let next = AtomicU64::new(0);
-    let work = || -> Result<Vec<(usize, LongRunFigures)>, ForecastError> {
-        let mut played = Vec::new();
-        loop {
-            let place = next.fetch_add(1, Ordering::Relaxed) as usize;
-            let Some(job) = jobs.get(place) else { return Ok(played) };
-            let run = LongRun { shapes: &job.shapes, evaluation: job.evaluation, evaluate_every };
-            let policy = Box::new(Native::with_settings(job.settings, limit_bytes));
-            played.push((place, play(forecaster.events(run)?, policy, &mut |_| bar.inc(1))));
+impl Source<'_> {
+    fn batching(&self, batch_size: usize) -> Batching {
+        Batching {
+            samples: batch_size as u64,
+            pad_to: self.args.pad_to.unwrap_or(1),
+            order: if self.args.group_by_length { Order::ByLength } else { Order::AsTheyCome },
+            token_budget: self.args.token_budget,
         }
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
-    let mut played = thread::scope(|scope| -> Result<_, ForecastError> {
-        let others: Vec<_> =
-            (1..threads).filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
-        let mut played = work()?;
-        for other in others {
-            // A thread that panicked has printed why; what it took is missing below.
-            played.extend(other.join().unwrap_or(Ok(Vec::new()))?);
-        }
-        Ok(played)
-    })?;
-    bar.finish_and_clear();
-    played.sort_by_key(|(place, _)| *place);
-    Ok(played.into_iter().map(|(_, figures)| figures).collect())
-}
+    }
 
-fn table(report: &LongRunReport) -> String {
-    // Writing to a String cannot fail.
-    let mut text = format!("{}: {}\n\n", report.method, report.reason);
-    let named = |conf: &str| if conf.is_empty() { "defaults".to_owned() } else { conf.to_owned() };
-    let confs = report.runs.iter().map(|run| named(&run.conf).chars().count());
-    let width = confs.max().unwrap_or(0).max("setting".len());
-    let _ = writeln!(
-        text,
-        "{:>6}  {:<width$}  {:>14}  {:>14}  {:>10}  {:>11}  {:>12}  result",
-        "batch", "setting", "peak allocated", "peak reserved", "fragmented", "last growth", "device calls"
-    );
-    for run in &report.runs {
-        let figures = &run.figures;
-        let result = match &figures.out_of_memory {
-            Some(end) => format!(
-                "out of memory at step {}: {} more with {} allocated and {} reserved",
-                end.step,
-                Bytes(end.requested_bytes),
-                Bytes(end.allocated_bytes),
-                Bytes(end.reserved_bytes)
-            ),
-            None if figures.retries > 0 => {
-                format!("{} steps, releasing its cache {}", figures.steps, plural(figures.retries as usize, "time"))
-            }
-            None => format!("{} steps", figures.steps),
+    fn terms(&self) -> Terms {
+        let horizon_steps = u32::try_from(self.steps).unwrap_or(u32::MAX);
+        Terms { metric: FragmentationMetric::Peak, threshold: THRESHOLD, horizon_steps }
+    }
+
+    /// Plays batches to a policy.
+    fn play(
+        &self,
+        outline: &Outline,
+        policy: Box<dyn Policy>,
+        on_step: &mut dyn FnMut(u32),
+    ) -> Result<LongRunFigures, ForecastError> {
+        let evaluation = Shape::of([outline.largest_batch.max(1), self.samples.longest()]);
+        let (evaluate_every, checkpoint_every) = (self.args.evaluate_every, self.args.checkpoint_every);
+        let run = LongRun { evaluation, evaluate_every, checkpoint_every, ..LongRun::of(outline) };
+        Ok(play(self.forecaster.events(run)?, policy, on_step))
+    }
+
+    fn page<'r>(&self, report: &'r LongRunReport) -> html::LongRunPage<'r> {
+        let several = self.args.to.len() > 1;
+        let run = |row: &'r LongRunRow| html::ForetoldRun {
+            name: if several { format!("batch {}, {}", row.batch_size, row.setting()) } else { row.setting() },
+            figures: &row.figures,
+            breach: row.breach.as_ref().map(|breach| (breach.step(), breach.to_string())),
         };
-        let _ = writeln!(
-            text,
-            "{:>6}  {:<width$}  {:>14}  {:>14}  {:>10}  {:>11}  {:>12}  {result}",
-            run.batch_size,
-            named(&run.conf),
-            Bytes(figures.peak_allocated_bytes).to_string(),
-            Bytes(figures.peak_reserved_bytes).to_string(),
-            rate(figures.fragmentation),
-            format!("step {}", figures.last_growth_step),
-            figures.device_calls,
-        );
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lengths_are_bounds_or_a_file() {
-        let parsed = |text: &str| text.parse::<RunLengths>().unwrap_or_else(|never| match never {});
-        assert_eq!(parsed("64:512"), RunLengths::Uniform { min: 64, max: 512 });
-        for text in ["512:64", "0:4", "lengths.txt", "1:99999999999"] {
-            assert_eq!(parsed(text), RunLengths::File(PathBuf::from(text)));
+        let chosen = report.tuned.iter().filter_map(|tuned| {
+            let change = tuned.tuning.change()?;
+            let breach = change.breach.as_ref().map(|breach| (breach.step(), breach.to_string()));
+            let found = format!("{} (found)", change.candidate);
+            let name = if several { format!("batch {}, {found}", tuned.batch_size) } else { found };
+            Some(html::ForetoldRun { name, figures: &change.figures, breach })
+        });
+        let better = report.tuned.iter().map(|tuned| html::FoundBetter {
+            batch_size: tuned.batch_size,
+            tuning: &tuned.tuning,
+            remedies: &tuned.remedies,
+        });
+        html::LongRunPage {
+            method: format!("{}: {}", report.method, report.reason),
+            runs: report.runs.iter().map(run).chain(chosen).collect(),
+            held: html::Held { limit_bytes: report.limit_bytes, threshold: Some(THRESHOLD) },
+            better: better.collect(),
         }
     }
 
-    #[test]
-    fn a_batch_is_as_long_as_its_longest_sample() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("lengths.txt");
-        std::fs::write(&path, "5\n7\n\n3\n4\n").unwrap();
-        let lengths = RunLengths::File(path.clone());
-        assert_eq!(lengths.batches(2, 3).unwrap(), (vec![7, 4, 7], 7));
-        std::fs::write(&path, "5\nx\n").unwrap();
-        assert!(matches!(lengths.batches(2, 3), Err(LongRunError::Length { line: 2, .. })));
-        std::fs::write(&path, "\n").unwrap();
-        assert!(matches!(lengths.batches(2, 3), Err(LongRunError::NoLengths { .. })));
-        let (longest, max) = RunLengths::Uniform { min: 10, max: 20 }.batches(4, 50).unwrap();
-        assert!(max == 20 && longest.iter().all(|length| (10..=20).contains(length)));
+    fn report(&self, confs: &[(String, AllocConf)], observer: &dyn Observer) -> Result<LongRunReport, TuneError> {
+        let (mut runs, mut tuned) = (Vec::new(), Vec::new());
+        for batch_size in &self.args.to {
+            let outline = Outline::of_steps(self.batching(*batch_size), &self.samples, self.steps);
+            runs.extend(self.runs(*batch_size, &outline, confs, observer)?);
+            if let Some((_, own)) = confs.first().filter(|_| self.args.tune) {
+                tuned.push(self.tuned(*batch_size, &outline, self.candidate(own), observer)?);
+            }
+        }
+        let limit_bytes = self.args.limit.map(|limit| limit.0);
+        Ok(LongRunReport {
+            method: self.forecaster.method(),
+            reason: self.forecaster.reason(),
+            limit_bytes,
+            runs,
+            tuned,
+        })
+    }
+
+    /// The allocator that a configuration means: PyTorch's, unless it is the pool of a program that has no such variable.
+    fn candidate(&self, conf: &AllocConf) -> Candidate {
+        Candidate::of(match self.args.backend {
+            Some(BackendArg::CudaMallocAsync) => Allocator::DriverPool(ReleaseThreshold::Max),
+            Some(BackendArg::Native) => Allocator::Pytorch(AllocConf { backend: Backend::Native, ..conf.clone() }),
+            None => Allocator::Pytorch(conf.clone()),
+        })
+    }
+
+    /// The run under each setting that was asked for.
+    fn runs(
+        &self,
+        batch_size: usize,
+        outline: &Outline,
+        confs: &[(String, AllocConf)],
+        observer: &dyn Observer,
+    ) -> Result<Vec<LongRunRow>, TuneError> {
+        let play = |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| self.play(outline, policy, on_step);
+        let candidates: Vec<Candidate> = confs.iter().map(|(_, conf)| self.candidate(conf)).collect();
+        let steps = u32::try_from(outline.steps).unwrap_or(u32::MAX);
+        let bounds = Bounds { limit_bytes: self.limit_bytes, bound_bytes: u64::MAX, steps };
+        let played = play_all(&play, &candidates, bounds, observer)?;
+        let batches = Outline { batches: Vec::new(), ..outline.clone() };
+        let rows = confs.iter().zip(played).map(|((conf, _), figures)| LongRunRow {
+            batch_size,
+            conf: conf.clone(),
+            batches: batches.clone(),
+            breach: judge(&figures, &self.terms()),
+            figures,
+        });
+        Ok(rows.collect())
+    }
+
+    /// Settings and batches that would do better than these.
+    fn tuned(
+        &self,
+        batch_size: usize,
+        outline: &Outline,
+        baseline: Candidate,
+        observer: &dyn Observer,
+    ) -> Result<Tuned, TuneError> {
+        let play = |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| self.play(outline, policy, on_step);
+        let steps = u32::try_from(outline.steps).unwrap_or(u32::MAX);
+        let (limit_bytes, terms) = (self.limit_bytes, Some(self.terms()));
+        let tuning = tune(
+            &Task { play: &play, baseline: baseline.clone(), limit_bytes, steps, terms, reach: Reach::default() },
+            observer,
+        )?;
+        let remedies_under = tuning.choice().map_or(baseline, |choice| choice.candidate.clone());
+        let play = |outline: &Outline, policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| {
+            self.play(outline, policy, on_step)
+        };
+        let batching = self.batching(batch_size);
+        let task = RemedyTask {
+            play: &play,
+            lengths: &self.samples,
+            batching,
+            steps: self.steps,
+            epoch_samples: self.samples.epoch(),
+            candidate: &remedies_under,
+            limit_bytes,
+        };
+        let remedies = remedies(&task, &standard(batching, &self.samples, outline), observer)?;
+        Ok(Tuned { batch_size, tuning, remedies_under, remedies })
     }
 }

@@ -60,6 +60,16 @@ Examples:
 Exit codes: 0 safe, 2 usage or configuration, 3 no safe configuration, 4 device unavailable,
 5 budget ended first, 6 the workload fails whatever the size, 130 interrupted, 1 a bug.";
 
+/// The examples under `tune forecast --help`.
+const FORECAST_EXAMPLES: &str = "\
+Examples:
+  From recordings at batches of 2 and 3, what larger ones take:
+    tune forecast b2.pickle b3.pickle --batches 2,3 --to 8,16,32 --limit 40GiB
+
+  A run of 10,000 steps whose samples have 64 to 512 tokens, and what would do better:
+    tune forecast b2t64 b3t64 b2t96 b3t96 b2t160 b4t128 b3t200 --batches 2,3,2,3,2,4,3 \\
+      --lengths 64,64,96,96,160,128,200 --to 8 --run --run-lengths 64:512 --limit 40GiB --tune";
+
 /// Finds the fastest batch configuration that is shown to be safe, by running real training steps before the launch.
 #[derive(Debug, Parser)]
 #[command(name = "tune", version, after_long_help = EXAMPLES, after_help = "See `tune --help` for examples.")]
@@ -219,6 +229,8 @@ struct ExportArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("whole").args(["run", "steps"]).multiple(true))]
+#[command(after_help = FORECAST_EXAMPLES)]
 struct ForecastArgs {
     /// Recordings of the same run at different batch sizes: PyTorch snapshots, batchtune traces or RMM logs
     #[arg(required = true, num_args = 2..=16, value_name = "FILE")]
@@ -229,26 +241,50 @@ struct ForecastArgs {
     /// The batch sizes to forecast
     #[arg(long, value_name = "B,B,…", value_delimiter = ',', required = true)]
     to: Vec<usize>,
-    /// The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF has them; with --steps several times, to compare [default: the
+    /// The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF has them; with --run several times, to compare [default: the
     /// recordings' own]
     #[arg(long, value_name = "KEY:VALUE,…")]
     conf: Vec<String>,
     /// What the allocator may take from the device, such as 40GiB
     #[arg(long, value_name = "SIZE")]
     limit: Option<Bytes>,
-    /// Forecast a run of so many steps of varying length; the recordings vary in batch size and length
+    /// Forecast a whole run of varying lengths, step by step; the recordings vary in batch size and length
+    #[arg(long, requires = "run_lengths", conflicts_with_all = ["updates", "last_batch"])]
+    run: bool,
+    /// Its steps [default: 10000]; implies --run
     #[arg(long, value_name = "N", requires = "run_lengths", conflicts_with_all = ["updates", "last_batch"])]
     steps: Option<usize>,
     /// The length of each recording's samples
-    #[arg(long, value_name = "T,T,…", value_delimiter = ',', requires = "steps")]
+    #[arg(long, value_name = "T,T,…", value_delimiter = ',', requires = "whole")]
     lengths: Vec<u64>,
     /// How long the run's samples are: drawn between two bounds, such as 64:512, or a file with one length a line. Each
     /// batch is padded to its longest
-    #[arg(long, value_name = "MIN:MAX|FILE", requires = "steps")]
+    #[arg(long, value_name = "MIN:MAX|FILE", requires = "whole")]
     run_lengths: Option<long_run::RunLengths>,
+    /// Rows are filled up to a multiple of so many tokens
+    #[arg(long, value_name = "N", requires = "whole", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pad_to: Option<u64>,
+    /// Samples come in windows of 50 batches, the longest first
+    #[arg(long, requires = "whole")]
+    group_by_length: bool,
+    /// A batch holds as many samples as fit into so many tokens, padding included, and --to of them at most
+    #[arg(long, value_name = "N", requires = "whole")]
+    token_budget: Option<u64>,
     /// An evaluation pass after every so many updates, where the recordings have one
-    #[arg(long, value_name = "N", requires = "steps")]
+    #[arg(long, value_name = "N", requires = "whole")]
     evaluate_every: Option<usize>,
+    /// A checkpoint after every so many updates, where the recordings have one
+    #[arg(long, value_name = "N", requires = "whole")]
+    checkpoint_every: Option<usize>,
+    /// Search for settings of the allocator, and for ways to batch, that do better over the whole run
+    #[arg(long, requires = "whole")]
+    tune: bool,
+    /// The allocator of the whole run; cuda_malloc_async is the driver's pool as candle uses it
+    #[arg(long, value_enum, requires = "whole")]
+    backend: Option<BackendArg>,
+    /// Write a page with the series of the whole run
+    #[arg(long, value_name = "FILE", requires = "whole")]
+    html: Option<PathBuf>,
     /// Optimizer steps of the run [default: as recorded]
     #[arg(long, value_name = "N")]
     updates: Option<usize>,
@@ -258,6 +294,13 @@ struct ForecastArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+impl ForecastArgs {
+    /// Whether the forecast is of a whole run, step by step.
+    fn is_whole_run(&self) -> bool {
+        self.run || self.steps.is_some()
+    }
 }
 
 #[derive(Debug, Args)]

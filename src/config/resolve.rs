@@ -26,7 +26,7 @@ use crate::trial::command::ALLOC_CONF;
 
 /// The settings that `search.alloc_conf: auto` tries: those that PyTorch's own advice names (CUDA semantics, "Optimizing
 /// memory usage with PYTORCH_CUDA_ALLOC_CONF").
-const USUAL_CONFS: [&str; 4] = [
+pub(crate) const USUAL_CONFS: [&str; 4] = [
     "expandable_segments:True",
     "garbage_collection_threshold:0.8",
     "max_split_size_mb:128",

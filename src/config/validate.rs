@@ -3,11 +3,11 @@
 //! The other stages look at the file alone; this one asks the rooms that will use it, and puts their answers to the
 //! place in the file that they are about.
 
-use super::plan::Subject;
+use super::plan::{Plan, Subject};
 use super::{ConfigError, Loaded};
 use crate::data::{self, DataError};
-use crate::model::{ModelError, Registry};
-use crate::search::Space;
+use crate::model::{ModelError, Registry, Weights};
+use crate::search::{Space, length_probes};
 use crate::text::with_causes;
 use crate::trial::command::{CommandSpec, Placeholder};
 use crate::trial::launcher::LauncherSpec;
@@ -24,7 +24,12 @@ impl Loaded {
             ));
         }
         let Subject::Model(model) = &plan.subject else { return Ok(()) };
-        let input = registry.input(model).map_err(|error| {
+        let input = registry.input(model).and_then(|input| {
+            // Minutes of a study would pass before a build found out.
+            model.weights.as_deref().map_or(Ok(()), |path| Weights::open(path, &[]).map(drop))?;
+            Ok(input)
+        });
+        let input = input.map_err(|error| {
             let key = match &error {
                 ModelError::UnknownFamily { .. } => "model.family".to_owned(),
                 ModelError::UnknownPreset { .. } => "model.preset".to_owned(),
@@ -56,9 +61,12 @@ impl Loaded {
     /// What is allowed and still worth a word.
     pub fn notes(&self) -> Vec<String> {
         let space = Space::new(&self.plan);
-        let command = self.plan.command().and_then(batch_size_note);
+        let command = self.plan.command();
+        let of_command =
+            [command.and_then(batch_size_note), command.and_then(|command| length_note(&self.plan, command))];
         let launcher = self.plan.launcher.as_ref().and_then(launcher_note);
-        near_targets_note(&self.plan.target, &space).into_iter().chain(command).chain(launcher).collect()
+        let others = of_command.into_iter().flatten().chain(launcher);
+        near_targets_note(&self.plan.target, &space).into_iter().chain(others).collect()
     }
 }
 
@@ -67,6 +75,16 @@ fn launcher_note(launcher: &LauncherSpec) -> Option<String> {
     launcher.has_nameless_jobs().then(|| {
         "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name (hint: \
          add `\"--job-name={trial}\"`)"
+            .to_owned()
+    })
+}
+
+/// A program that is not told a length cannot be probed at one.
+fn length_note(plan: &Plan, command: &CommandSpec) -> Option<String> {
+    let varies = length_probes::shapes(&plan.data).is_ok_and(|shapes| !shapes.is_empty());
+    (varies && plan.safety.horizon_steps > 0 && !command.holds(Placeholder::SequenceLength)).then(|| {
+        "`command.run` does not hold `{sequence_length}`, so the whole run is not forecast (hint: have the program pad \
+         every batch to that length where it is not 0)"
             .to_owned()
     })
 }
@@ -138,11 +156,33 @@ mod tests {
     }
 
     #[test]
+    fn weights_that_no_build_could_read_point_at_their_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        std::fs::write(&path, "no header").unwrap();
+        let model = format!("model:\n  family: gpt\n  preset: nano\n  weights: {}\n", path.display());
+        let loaded = load(&format!("{model}target: {{batch_size: 8}}\n"));
+        let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
+        assert!(message.starts_with("model.yaml:4:12: model.weights: cannot read"), "{message}");
+    }
+
+    #[test]
     fn accumulation_that_never_meets_the_target_is_refused() {
         let loaded =
             load("model: {family: gpt, preset: nano}\ntarget: {batch_size: 4}\nsearch: {accumulation_steps: [3]}\n");
         let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
         assert!(message.contains("gives the target of `4`"), "{message}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_told_the_length_gets_a_note_where_lengths_vary() {
+        let notes = |options: &str, data: &str| {
+            let run = format!("command: {{run: [train, \"{{batch_size}}\"{options}]}}\n");
+            load(&format!("{run}target: {{batch_size: 8}}\n{data}")).notes()
+        };
+        let varying = "data: {sequence_length: {min: 16, max: 128}}\n";
+        assert!(notes("", varying)[0].contains("the whole run is not forecast"), "{:?}", notes("", varying));
+        assert!(notes(", \"{sequence_length}\"", varying).is_empty() && notes("", "").is_empty());
     }
 
     #[test]

@@ -53,9 +53,18 @@ impl Order {
 
     /// How many samples the smallest batch has.
     pub fn smallest_batch(&self) -> usize {
-        let rest = self.samples.checked_rem(self.batch_size).unwrap_or(0);
-        let is_partial = self.last_batch == LastBatch::Keep && rest > 0 && self.samples > self.batch_size;
-        if is_partial { rest } else { self.batch_size }
+        self.partial_batch().unwrap_or(self.batch_size)
+    }
+
+    /// After how many batches their sizes come again.
+    pub fn size_period(&self) -> usize {
+        if self.partial_batch().is_some() { self.samples.div_ceil(self.batch_size) } else { 1 }
+    }
+
+    /// The samples of an epoch's last batch where it is smaller.
+    fn partial_batch(&self) -> Option<usize> {
+        let rest = self.samples.checked_rem(self.batch_size)?;
+        (self.last_batch == LastBatch::Keep && rest > 0 && self.samples > self.batch_size).then_some(rest)
     }
 
     /// The samples of batch `number`, counted from 0.
@@ -167,7 +176,9 @@ mod tests {
         assert_eq!(Order::new(8, 4, 1).with_last_batch(LastBatch::Keep).batch(2).len(), 4);
         let smallest = |samples| Order::new(samples, 4, 1).with_last_batch(LastBatch::Keep).smallest_batch();
         assert_eq!([10, 8, 3, 0].map(smallest), [2, 4, 4, 0]);
-        assert_eq!(Order::new(10, 4, 1).smallest_batch(), 4);
+        let period = |samples| Order::new(samples, 4, 1).with_last_batch(LastBatch::Keep).size_period();
+        assert_eq!([10, 8, 3, 0].map(period), [3, 1, 1, 1]);
+        assert_eq!((Order::new(10, 4, 1).smallest_batch(), Order::new(10, 4, 1).size_period()), (4, 1));
         assert_eq!(Order::new(3, 8, 1).with_last_batch(LastBatch::Keep).batch(0).len(), 8);
     }
 

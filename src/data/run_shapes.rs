@@ -50,6 +50,11 @@ impl RunShapes {
         self.order.smallest_batch()
     }
 
+    /// After how many steps the numbers of samples come again.
+    pub fn sample_period(&self) -> usize {
+        self.order.size_period()
+    }
+
     /// A full batch that is as long as any can be.
     pub fn longest(&self) -> BatchShape {
         BatchShape { samples: self.batch_size, length: self.lengths.map(|lengths| lengths.longest()) }

@@ -1,13 +1,9 @@
 //! Replays in the form of `tune replay`: one under given settings, or a sensible set of settings side by side.
 
-use std::num::NonZero;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
-
 use serde::Serialize;
 
 use super::fragmentation::{Rates, external_rate, peak_rate, reserved_rate};
+use super::parallel::in_parallel;
 use super::policy::{AllocConf, Backend, PoolState, ReleaseThreshold, Settings};
 use super::replay::{self, ReplayError, Replayed, StepFigures};
 use super::trace::Trace;
@@ -150,28 +146,6 @@ pub fn compare(trace: &Trace, limit_bytes: Option<u64>) -> Result<Vec<ReplayRepo
         (failed, report.minimum_limit_bytes.unwrap_or(u64::MAX), report.peak_reserved_bytes, report.retries)
     });
     Ok(reports)
-}
-
-/// The results of `work` for each item, in the items' order, on as many threads as there are processors.
-fn in_parallel<T: Sync, R: Send, E: Send>(items: &[T], work: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(items.len());
-    let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<(usize, Result<R, E>)>> = Mutex::new(Vec::with_capacity(items.len()));
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let place = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(item) = items.get(place) else { return };
-                    let result = work(item);
-                    results.lock().unwrap_or_else(PoisonError::into_inner).push((place, result));
-                }
-            });
-        }
-    });
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.sort_by_key(|(place, _)| *place);
-    results.into_iter().map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ pub mod forecast;
 pub mod fragmentation;
 pub mod inspect;
 pub mod oom;
+pub(crate) mod parallel;
 pub mod player;
 pub mod policy;
 pub mod recording;

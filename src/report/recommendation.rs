@@ -94,6 +94,9 @@ pub struct Allocator {
     pub limit_bytes: u64,
     /// `PYTORCH_CUDA_ALLOC_CONF`, where it applies.
     pub conf: Option<String>,
+    /// Why these settings, in a sentence; absent where none were searched for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// What was measured of the recommended configuration.

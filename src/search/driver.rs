@@ -197,6 +197,9 @@ impl<'a> Running<'a> {
             running.foretold(point, outlook);
         }
         for record in finished {
+            if let Some(outlook) = &record.outlook {
+                running.foretold(record.spec.point.clone(), outlook.clone());
+            }
             running.waiting.add(record, Origin::Journal);
         }
         running

@@ -2,7 +2,9 @@
 //!
 //! A size is a polynomial of the batch B and the length T over 1, B, T, BT, T² and BT² (see
 //! [`shape`](crate::memory::forecast::shape)). Seven shapes determine all six of its numbers and leave one to check them
-//! with; three different batches and five different lengths keep them apart. All are far smaller than what is trained.
+//! with; three different batches and five different lengths keep them apart. All are far smaller than what is trained, and
+//! shorter than the longest: at its full length a model may take another path (all of a table of positions is no slice of
+//! it), which no shorter sample shows.
 
 use crate::data::{DataSpec, LengthSpec, Padding};
 
@@ -13,7 +15,7 @@ const LENGTHS: [usize; 5] = [64, 96, 128, 160, 200];
 /// The longest of them.
 const LONGEST: usize = LENGTHS[LENGTHS.len() - 1];
 /// Shorter ranges have no five different lengths of two tokens and more.
-const FEWEST_TOKENS: usize = 7;
+const FEWEST_TOKENS: usize = 8;
 
 /// A batch size and a length.
 pub type ProbeShape = (usize, usize);
@@ -29,12 +31,12 @@ pub fn shapes(data: &DataSpec) -> Result<Vec<ProbeShape>, String> {
              {FEWEST_TOKENS})"
         ));
     }
-    let lengths = lengths(max, data.pad_to_multiple_of.unwrap_or(1));
+    let lengths = lengths(max - 1, data.pad_to_multiple_of.unwrap_or(1));
     let scaled = |length: usize| LENGTHS.iter().zip(&lengths).find(|(of, _)| **of == length).map(|(_, to)| *to);
     Ok(SHAPES.iter().filter_map(|(batch_size, length)| Some((*batch_size, scaled(*length)?))).collect())
 }
 
-/// Five different lengths up to the longest: multiples where rows are filled up to one and there are as many, as the run
+/// Five different lengths up to a highest one: multiples where rows are filled up to one and there are as many, as the run
 /// has hardly any others.
 fn lengths(max: usize, multiple: usize) -> Vec<usize> {
     let of_multiple = max.checked_div(multiple).filter(|count| multiple > 1 && *count >= LENGTHS.len());
@@ -78,7 +80,7 @@ mod tests {
                 assert_eq!(found.iter().collect::<BTreeSet<_>>().len(), 7, "{max}, {multiple:?}: {found:?}");
                 let lengths = of(|shape| shape.1);
                 assert_eq!((of(|shape| shape.0).len(), lengths.len()), (3, 5), "{max}, {multiple:?}: {found:?}");
-                assert!(lengths.iter().all(|length| (2..=max).contains(length)), "{max}, {multiple:?}: {found:?}");
+                assert!(lengths.iter().all(|length| (2..max).contains(length)), "{max}, {multiple:?}: {found:?}");
             }
         }
     }
@@ -91,15 +93,15 @@ mod tests {
         };
         assert_eq!(lengths(1024, 64), [64, 128, 192, 256, 320]);
         assert_eq!(lengths(1024, 16), [64, 96, 128, 160, 208]);
-        assert_eq!(lengths(40, 8), [8, 16, 24, 32, 40]);
-        assert_eq!(lengths(200, 64), LENGTHS);
+        assert_eq!(lengths(48, 8), [8, 16, 24, 32, 40]);
+        assert_eq!(lengths(201, 64), LENGTHS);
     }
 
     #[test]
     fn one_length_needs_none_and_a_range_that_is_too_narrow_says_so() {
         assert_eq!(shapes(&DataSpec::default()), Ok(Vec::new()));
         assert_eq!(shapes(&DataSpec { padding: Padding::Maximum, ..data(512, None) }), Ok(Vec::new()));
-        let reason = shapes(&data(6, None)).unwrap_err();
-        assert!(reason.starts_with("samples of up to 6 tokens are too short"), "{reason}");
+        let reason = shapes(&data(7, None)).unwrap_err();
+        assert!(reason.starts_with("samples of up to 7 tokens are too short"), "{reason}");
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::config::Plan;
 use crate::config::plan::{BatchSizePlan, PinMemory, TargetPlan};
+use crate::config::resolve::USUAL_CONFS;
 use crate::memory::Trim;
 use crate::train::GradientCheckpointing;
 use crate::trial::Point;
@@ -45,6 +46,7 @@ pub struct Space {
     modes: Vec<GradientCheckpointing>,
     trim: Trim,
     alloc_confs: Vec<String>,
+    may_tune_allocator: bool,
     cpus: Option<usize>,
     has_loader: bool,
     probe_shapes: Vec<ProbeShape>,
@@ -72,6 +74,7 @@ impl Space {
             },
             trim: plan.memory.trim,
             alloc_confs: search.alloc_conf.clone(),
+            may_tune_allocator: search.alloc_conf == USUAL_CONFS,
             cpus: None,
             has_loader: plan.command().is_none(),
             // Where there cannot be enough, whoever plays a run says so.
@@ -178,6 +181,11 @@ impl Space {
     /// Settings of PyTorch's allocator to try.
     pub fn alloc_confs(&self) -> &[String] {
         &self.alloc_confs
+    }
+
+    /// Whether any settings of PyTorch's allocator may be tried, and not just those that somebody listed.
+    pub fn may_tune_allocator(&self) -> bool {
+        self.may_tune_allocator
     }
 
     /// Loader threads to try, ascending.

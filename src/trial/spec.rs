@@ -207,7 +207,7 @@ impl TrialSpec {
         self.is_probe() && self.length.is_some()
     }
 
-    /// Micro-batches per optimizer step as this trial runs them: the planned run's in a soak, at most three in a probe at
+    /// Micro-batches per optimizer step as this trial runs them: the planned run's in a soak, at most four in a probe at
     /// a length of its own, at most two otherwise.
     pub fn accumulation(&self) -> usize {
         if self.is_soak() {
@@ -251,15 +251,15 @@ pub struct WorkloadSpec {
 }
 
 /// Of the micro-batches of an update the first makes the gradients, the last is followed by the optimizer's step, and
-/// those between are alike: of them one is enough.
-pub const LENGTH_PROBE_ACCUMULATION: usize = 3;
+/// those between are alike. With four the last but one comes after one like itself, so it stands for any number more.
+pub const LENGTH_PROBE_ACCUMULATION: usize = 4;
 
 /// What a probe does when, in updates counted from 1.
 ///
-/// The first update makes the optimizer state and loads what is staged ahead, so it stands for no other. A forecast needs
-/// two plain ones in a row that are alike, the later of which frees nothing that the first has loaded. Then comes one with
-/// an evaluation pass (and a checkpoint, where the run will have them), and after it as many as show what training
-/// steps take from the cache after one.
+/// The first update may make the optimizer's state, and loads what is staged ahead, so it stands for no other. A forecast of
+/// a long run needs two plain ones in a row that are alike, the later of which frees nothing that the first has loaded.
+/// Then comes one with an evaluation pass (and a checkpoint, where the run will have them), and after it at least one that
+/// shows what training steps take from the cache after a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeSchedule {
     /// All updates.
@@ -270,18 +270,19 @@ pub struct ProbeSchedule {
 
 impl ProbeSchedule {
     /// Without batches staged ahead and without lengths: what most probes are.
-    pub const PLAIN: Self = Self { updates: 4, evaluation_after: 3 };
+    pub const PLAIN: Self = Self { updates: 5, evaluation_after: 4 };
 
     /// That of a probe.
     pub fn of(spec: &TrialSpec) -> Self {
         let (ahead, steps) = (spec.point.device_prefetch, spec.accumulation().max(1));
-        // Updates until what is freed was loaded after the first update.
-        let settling = if ahead == 0 { 0 } else { (ahead.saturating_add(1)).div_ceil(steps).saturating_sub(1).max(1) };
+        // Updates more until what is freed was loaded after the first one.
+        let settling = ahead.saturating_add(1).div_ceil(steps).saturating_sub(2);
         let settling = u32::try_from(settling).unwrap_or(u32::MAX);
         let evaluation_after = settling.saturating_add(Self::PLAIN.evaluation_after);
+        let updates = settling.saturating_add(evaluation_after).saturating_add(1);
         // A run of thousands of steps goes on as the recording does, so it has to be settled after the pass as well.
-        let again = if spec.is_length_probe() { settling.saturating_add(2) } else { settling.saturating_add(1) };
-        Self { updates: evaluation_after.saturating_add(again), evaluation_after }
+        let again = u32::from(spec.is_length_probe());
+        Self { updates: updates.saturating_add(again), evaluation_after }
     }
 }
 
@@ -342,8 +343,7 @@ mod tests {
                     // Counted from 0: the last plain update, and its first step.
                     let last_plain = evaluation_after - 2;
                     let first_step = last_plain as usize * spec.accumulation();
-                    assert!(ahead == 0 || (last_plain >= 2 && first_step > ahead), "{spec:?}");
-                    assert!(last_plain >= 1 && updates > evaluation_after, "{spec:?}");
+                    assert!(last_plain >= 2 && first_step > ahead && updates > evaluation_after, "{spec:?}");
                 }
             }
         }
@@ -359,6 +359,6 @@ mod tests {
         let trimming = Point { trim: Trim::AfterUpdate, ..other.point.clone() };
         let trimming = Point { gradient_checkpointing: GradientCheckpointing::Blocks, ..trimming };
         let other = TrialSpec { point: trimming, ..other };
-        assert_eq!(path(&other), "study/probe-2x96-of-3-staging-1-recomputing-trimming-after_update.trace");
+        assert_eq!(path(&other), "study/probe-2x96-of-4-staging-1-recomputing-trimming-after_update.trace");
     }
 }

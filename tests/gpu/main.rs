@@ -12,6 +12,7 @@
 
 mod faults;
 mod hook;
+mod long_run;
 mod memory;
 mod models;
 mod staging;

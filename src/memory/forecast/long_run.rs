@@ -3,32 +3,38 @@
 //! A soak sees fifty steps. Fragmentation of varying shapes grows over hundreds, until the cache holds a block for
 //! everything that comes, or until the limit. Here all steps are played, as events made one at a time: the live blocks
 //! are held and nothing else of the past. Of the series no more than [`MAX_POINTS`] points are kept; where there are more
-//! steps, a point stands for several, with the highest of their figures.
+//! steps, a point stands for several, with the worst of their figures.
+//!
+//! What the figures come to is [`judge`]d by the terms of a plan: a run that runs out of memory, whose memory lies in
+//! pieces, or that grows without a plateau.
+
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use super::run::RunEvents;
 use crate::memory::event::{Event, Mark};
-use crate::memory::fragmentation::peak_rate;
-use crate::memory::player::Player;
-use crate::memory::policy::Policy;
+use crate::memory::fragmentation::{Rates, peak_rate};
+use crate::memory::policy::{Policy, PoolState};
 
-/// The most points of a series.
-pub const MAX_POINTS: usize = 1024;
+mod breach;
+mod periodic;
+mod player;
+mod series;
 
-/// Steps at the start that the rate leaves out: the first ones make the optimizer's state.
-const WARM_UP_STEPS: u32 = 2;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod whole_tests;
 
-/// The figures of some steps in a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LongRunPoint {
-    /// The first of the steps, counted from 0.
-    pub step: u32,
-    /// The highest A in them.
-    pub peak_allocated_bytes: u64,
-    /// The highest V in them.
-    pub peak_reserved_bytes: u64,
-}
+pub use breach::{Breach, Terms, judge};
+use periodic::{Calls, Kept, Repetition, Watch};
+use player::RunPlayer;
+use series::Series;
+pub use series::{Heights, LongRunPoint, MAX_POINTS};
+
+/// Steps at the start that rates leave out: the first ones make the optimizer's state.
+pub const WARM_UP_STEPS: u32 = 2;
 
 /// The step in which a request did not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +54,8 @@ pub struct LongRunEnd {
 pub struct LongRunFigures {
     /// Steps that were finished.
     pub steps: u32,
+    /// C; `u64::MAX` is none.
+    pub limit_bytes: u64,
     /// The highest A.
     pub peak_allocated_bytes: u64,
     /// The highest V.
@@ -60,293 +68,117 @@ pub struct LongRunFigures {
     pub device_calls: u64,
     /// Requests that released the cache first.
     pub retries: u64,
+    /// The step from which on the run repeats itself, so that the rest is known without being played.
+    pub periodic_from: Option<u32>,
     /// Where it ran out of memory, if it did; the figures are of the steps before.
     pub out_of_memory: Option<LongRunEnd>,
+    /// The steps in which a rate rose to a new height.
+    #[serde(skip)]
+    pub heights: Heights,
     /// The series.
     pub points: Vec<LongRunPoint>,
 }
 
 /// Plays a run to its end, or until a request does not fit. `on_step` hears of every step that begins.
-pub fn play(run: RunEvents<'_>, policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)) -> LongRunFigures {
-    let mut player = Player::new(policy);
-    let mut figures = LongRunFigures::default();
-    let mut series = Series::default();
+///
+/// A step ends where the next one begins, so what comes between them, an evaluation pass or a checkpoint, is in the figures
+/// of the step before it, as in the samples of a trial. Where the run [repeats itself](LongRunFigures::periodic_from) the
+/// repetitions are counted and not played; all figures are those of a play of every step.
+pub fn play(mut run: RunEvents<'_>, policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)) -> LongRunFigures {
+    let mut player = RunPlayer::new(policy);
+    let mut keeper = Keeper::default();
+    let mut watch = Watch::new(&run);
     let mut step: Option<u32> = None;
-    let mut steady = (0, 0);
-    let mut close = |player: &mut Player, figures: &mut LongRunFigures, step: u32| {
-        let state = player.state();
-        if state.peak_reserved_bytes > figures.peak_reserved_bytes {
-            figures.last_growth_step = step;
-        }
-        figures.peak_allocated_bytes = figures.peak_allocated_bytes.max(state.peak_allocated_bytes);
-        figures.peak_reserved_bytes = figures.peak_reserved_bytes.max(state.peak_reserved_bytes);
-        if step >= WARM_UP_STEPS {
-            steady = (steady.0.max(state.peak_allocated_bytes), steady.1.max(state.peak_reserved_bytes));
-        }
-        series.push(LongRunPoint {
-            step,
-            peak_allocated_bytes: state.peak_allocated_bytes,
-            peak_reserved_bytes: state.peak_reserved_bytes,
-        });
-        player.start_window();
-    };
-    for event in run {
+    while let Some(event) = run.next() {
         if let Event::Mark(Mark::Step(number)) = event {
             if let Some(step) = step {
-                close(&mut player, &mut figures, step);
-                figures.steps = step.saturating_add(1);
-            } else {
-                // Building the model is no step.
-                player.start_window();
+                let kept = Kept { state: player.policy().state(), calls: Calls::of(&player) };
+                keeper.close(&kept.state, step);
+                watch.keep(kept);
+            }
+            // Building the model is no step.
+            player.start_window();
+            let mut number = number;
+            if let Some(repetition) = watch.look(&run, &player, number) {
+                let steps = run.leave_out(repetition.steps());
+                keeper.take_known(&repetition, number..number + steps, on_step);
+                number += steps;
             }
             step = Some(number);
             on_step(number);
         }
-        player.play(&event);
-        if let Some(overrun) = player.take_overrun() {
-            figures.out_of_memory = Some(LongRunEnd {
+        if let Err(error) = player.play(event) {
+            keeper.figures.out_of_memory = Some(LongRunEnd {
                 step: step.unwrap_or(0),
-                requested_bytes: overrun.error.requested_bytes,
-                allocated_bytes: overrun.error.allocated_bytes,
-                reserved_bytes: overrun.error.reserved_bytes,
+                requested_bytes: error.requested_bytes,
+                allocated_bytes: error.allocated_bytes,
+                reserved_bytes: error.reserved_bytes,
             });
             break;
         }
     }
     if let Some(step) = step {
-        close(&mut player, &mut figures, step);
+        keeper.close(&player.policy().state(), step);
+    }
+    keeper.finish(player.policy().state().limit_bytes, Calls::of(&player))
+}
+
+/// Keeps what is kept of a run.
+#[derive(Debug, Default)]
+struct Keeper {
+    figures: LongRunFigures,
+    series: Series,
+    /// The highest A and V after the first steps.
+    steady: (u64, u64),
+    /// Calls in steps that were not played.
+    unplayed: Calls,
+}
+
+impl Keeper {
+    /// Takes the state at the end of a step.
+    fn close(&mut self, state: &PoolState, step: u32) {
+        let figures = &mut self.figures;
+        if state.peak_reserved_bytes > figures.peak_reserved_bytes {
+            figures.last_growth_step = step;
+        }
+        figures.peak_allocated_bytes = figures.peak_allocated_bytes.max(state.peak_allocated_bytes);
+        figures.peak_reserved_bytes = figures.peak_reserved_bytes.max(state.peak_reserved_bytes);
         figures.steps = step.saturating_add(u32::from(figures.out_of_memory.is_none()));
-    }
-    let counts = player.policy().counts();
-    figures.device_calls = counts.segments_allocated.saturating_add(counts.segments_freed);
-    figures.retries = counts.retries;
-    figures.fragmentation = peak_rate(steady.0, steady.1);
-    figures.points = series.points;
-    figures
-}
-
-/// Points, thinned out as they come.
-#[derive(Debug)]
-struct Series {
-    points: Vec<LongRunPoint>,
-    /// Steps of a point.
-    stride: u32,
-    /// Steps of the last point so far.
-    filled: u32,
-}
-
-impl Default for Series {
-    fn default() -> Self {
-        Self { points: Vec::new(), stride: 1, filled: 1 }
-    }
-}
-
-impl Series {
-    fn push(&mut self, point: LongRunPoint) {
-        if self.filled < self.stride
-            && let Some(last) = self.points.last_mut()
-        {
-            *last = joined(*last, point);
-            self.filled += 1;
-            return;
+        let point = LongRunPoint::of(step, state, figures.peak_allocated_bytes);
+        if step >= WARM_UP_STEPS {
+            let (allocated, reserved) = self.steady;
+            self.steady = (allocated.max(state.peak_allocated_bytes), reserved.max(state.peak_reserved_bytes));
+            figures.heights.take(&point, state.limit_bytes);
         }
-        if self.points.len() == MAX_POINTS {
-            self.points = self.points.chunks(2).filter_map(|pair| pair.iter().copied().reduce(joined)).collect();
-            self.stride = self.stride.saturating_mul(2);
+        self.series.push(point);
+    }
+
+    /// Takes whole repetitions that are not played, since they are known.
+    fn take_known(&mut self, known: &Repetition, steps: Range<u32>, on_step: &mut dyn FnMut(u32)) {
+        self.figures.periodic_from = Some(known.from_step);
+        for step in steps.clone() {
+            let Some(state) = known.state(step) else { break };
+            on_step(step);
+            self.close(state, step);
         }
-        self.points.push(point);
-        self.filled = 1;
+        self.unplayed = known.calls(steps.end - steps.start);
+    }
+
+    fn finish(self, limit_bytes: u64, calls: Calls) -> LongRunFigures {
+        LongRunFigures {
+            limit_bytes,
+            fragmentation: peak_rate(self.steady.0, self.steady.1),
+            device_calls: calls.device_calls.saturating_add(self.unplayed.device_calls),
+            retries: calls.retries.saturating_add(self.unplayed.retries),
+            points: self.series.into_points(),
+            ..self.figures
+        }
     }
 }
 
-fn joined(first: LongRunPoint, second: LongRunPoint) -> LongRunPoint {
-    LongRunPoint {
-        step: first.step,
-        peak_allocated_bytes: first.peak_allocated_bytes.max(second.peak_allocated_bytes),
-        peak_reserved_bytes: first.peak_reserved_bytes.max(second.peak_reserved_bytes),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::memory::event::{Ordinal, Phase, Stream};
-    use crate::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
-    use crate::memory::policy::native::Native;
-    use crate::units::MIB;
-
-    /// A program: a weight of 4 MiB; each step loads a batch of B·T tokens (staged `ahead` steps before it is used),
-    /// computes B·T KiB and B·T² bytes, and drops all; optimizer state in the first.
-    fn record(shapes: &[(u64, u64)], ahead: usize) -> Vec<Event> {
-        let mut program = Program::default();
-        program.alloc(4 * MIB);
-        let mut staged = std::collections::VecDeque::new();
-        let mut loads = shapes.iter();
-        for (step, (b, t)) in shapes.iter().enumerate() {
-            program.mark(Mark::Step(u32::try_from(step).unwrap()));
-            while staged.len() <= ahead {
-                program.mark(Mark::Phase(Phase::Load));
-                let (b, t) = loads.next().unwrap_or(&shapes[shapes.len() - 1]);
-                staged.push_back(program.alloc(4 * b * t));
-            }
-            program.mark(Mark::Phase(Phase::Forward));
-            let (x, scores) = (program.alloc(1024 * b * t), program.alloc(b * t * t));
-            program.mark(Mark::Phase(Phase::Backward));
-            let gradient = program.alloc(1024 * b * t);
-            program.free(scores);
-            program.free(x);
-            program.mark(Mark::Phase(Phase::Optimizer));
-            if step == 0 {
-                program.alloc(8 * MIB);
-            }
-            program.free(gradient);
-            program.free(staged.pop_front().unwrap());
-        }
-        program.events
-    }
-
-    #[derive(Default)]
-    struct Program {
-        events: Vec<Event>,
-        next: u64,
-    }
-
-    impl Program {
-        fn alloc(&mut self, bytes: u64) -> Ordinal {
-            let ordinal = Ordinal(self.next);
-            self.next += 1;
-            self.events.push(Event::Alloc { ordinal, bytes, stream: Stream(0) });
-            ordinal
-        }
-        fn free(&mut self, ordinal: Ordinal) {
-            self.events.push(Event::Free { ordinal });
-        }
-        fn mark(&mut self, mark: Mark) {
-            self.events.push(Event::Mark(mark));
-        }
-    }
-
-    fn forecaster(ahead: usize) -> ShapeForecaster {
-        let shapes = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
-        let recordings: Vec<_> = shapes.iter().map(|shape| record(&[*shape; 4], ahead)).collect();
-        let probes: Vec<_> = shapes
-            .iter()
-            .zip(&recordings)
-            .map(|((b, t), events)| ShapeProbe { shape: Shape::new(&[*b, *t]).unwrap(), events })
-            .collect();
-        ShapeForecaster::new(&probes).unwrap()
-    }
-
-    /// Lengths of 40 to 500 in no order.
-    fn lengths(count: u64) -> Vec<(u64, u64)> {
-        (0..count).map(|step| (8, 40 + step * 7919 % 461)).collect()
-    }
-
-    fn shapes(run: &[(u64, u64)]) -> Vec<Shape> {
-        run.iter().map(|(b, t)| Shape::new(&[*b, *t]).unwrap()).collect()
-    }
-
-    #[test]
-    fn every_event_of_a_run_with_varying_shapes_is_that_of_the_real_one_however_far_batches_are_staged() {
-        // As far as the probes' four updates can show: the last one has to free what an update before it loaded.
-        for ahead in [0, 1, 2] {
-            let (forecaster, run) = (forecaster(ahead), lengths(60));
-            let shapes = shapes(&run);
-            let long = LongRun { shapes: &shapes, evaluation: shapes[0], evaluate_every: None };
-            let forecast: Vec<Event> = forecaster.events(long).unwrap().collect();
-            let real = crate::memory::forecast::Recording::of(&record(&run, ahead));
-            let forecast = crate::memory::forecast::Recording::of(&forecast);
-            let allocations = 2 + 4 * 4 + ahead;
-            let reason = format!("all {allocations} allocations follow 5 polynomials of the shape");
-            assert_eq!(forecaster.reason(), reason);
-            // Not `assert_eq`: there are hundreds of events to print.
-            assert!(forecast == real, "{ahead} ahead");
-        }
-    }
-
-    #[test]
-    fn the_figures_are_those_of_the_real_run_and_bounded() {
-        let (forecaster, run) = (forecaster(1), lengths(5_000));
-        let shapes = shapes(&run);
-        let long = LongRun { shapes: &shapes, evaluation: shapes[0], evaluate_every: None };
-        let mut heard = 0;
-        let figures = play(forecaster.events(long).unwrap(), Box::new(Native::new(u64::MAX)), &mut |_| heard += 1);
-        assert_eq!((figures.steps, heard), (5_000, 5_000));
-        assert!(figures.points.len() <= MAX_POINTS && figures.points.len() > MAX_POINTS / 4);
-        assert!(figures.points.windows(2).all(|pair| pair[0].step < pair[1].step));
-        let mut player = Player::new(Box::new(Native::new(u64::MAX)));
-        player.play_all(&record(&run, 1));
-        assert_eq!(figures.peak_reserved_bytes, player.state().peak_reserved_bytes);
-        assert_eq!(
-            figures.points.iter().map(|point| point.peak_reserved_bytes).max(),
-            Some(figures.peak_reserved_bytes)
-        );
-        assert!(figures.last_growth_step < 4_000 && figures.out_of_memory.is_none(), "{}", figures.last_growth_step);
-    }
-
-    /// The same program with an evaluation pass after every so many steps, whose batch has the longest shape.
-    fn record_with_evaluation(shapes: &[(u64, u64)], every: usize, longest: (u64, u64)) -> Vec<Event> {
-        let plain = record(shapes, 1);
-        let mut program = Program { events: Vec::new(), next: 1 << 32 };
-        let mut steps = 0;
-        for event in plain {
-            if let Event::Mark(Mark::Step(number)) = event {
-                if number > 0 && (number as usize).is_multiple_of(every) {
-                    program.mark(Mark::Phase(Phase::Load));
-                    let (b, t) = longest;
-                    let batch = program.alloc(4 * b * t);
-                    program.mark(Mark::Phase(Phase::Evaluation));
-                    let x = program.alloc(1024 * b * t);
-                    program.free(x);
-                    program.free(batch);
-                }
-                steps += 1;
-            }
-            program.events.push(event);
-        }
-        assert_eq!(steps, shapes.len());
-        program.events
-    }
-
-    #[test]
-    fn evaluation_passes_come_where_they_are_asked_for_and_staged_batches_outlive_them() {
-        let shapes_of_probes = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
-        // The first step loads two batches, so the third one is the first like the one before it.
-        let recordings: Vec<_> =
-            shapes_of_probes.iter().map(|shape| record_with_evaluation(&[*shape; 6], 4, *shape)).collect();
-        let probes: Vec<_> = shapes_of_probes
-            .iter()
-            .zip(&recordings)
-            .map(|((b, t), events)| ShapeProbe { shape: Shape::of([*b, *t]), events })
-            .collect();
-        let forecaster = ShapeForecaster::new(&probes).unwrap();
-        let run = lengths(40);
-        let shapes = shapes(&run);
-        let long = LongRun { shapes: &shapes, evaluation: Shape::of([8, 500]), evaluate_every: Some(7) };
-        let forecast = crate::memory::forecast::Recording::collect(forecaster.events(long).unwrap());
-        let real = crate::memory::forecast::Recording::of(&record_with_evaluation(&run, 7, (8, 500)));
-        assert!(forecast == real);
-    }
-
-    #[test]
-    fn a_run_that_does_not_fit_ends_at_its_step() {
-        let (forecaster, run) = (forecaster(0), lengths(300));
-        let shapes = shapes(&run);
-        let long = LongRun { shapes: &shapes, evaluation: shapes[0], evaluate_every: None };
-        let limit_bytes = 26 * MIB;
-        let figures = play(forecaster.events(long).unwrap(), Box::new(Native::new(limit_bytes)), &mut |_| ());
-        let end = figures.out_of_memory.expect("8 × 500 tokens take more");
-        let mut player = Player::new(Box::new(Native::new(limit_bytes)));
-        let mut step = 0;
-        for event in record(&run, 0) {
-            if let Event::Mark(Mark::Step(number)) = event {
-                step = number;
-            }
-            player.play(&event);
-            if player.take_overrun().is_some() {
-                break;
-            }
-        }
-        assert_eq!((end.step, figures.steps), (step, step));
-    }
+/// The rates of a step. Without a limit all of the address space is free, and its share that one request can have says
+/// nothing.
+fn rates(state: &PoolState) -> Rates {
+    let rates = Rates::of(state);
+    Rates { external: rates.external.filter(|_| state.limit_bytes < u64::MAX), ..rates }
 }

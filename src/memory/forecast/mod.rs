@@ -39,6 +39,7 @@
 
 pub mod align;
 mod basis;
+pub mod batching;
 pub mod curve;
 mod forecaster;
 mod largest;
@@ -50,7 +51,10 @@ pub mod report;
 pub mod run;
 pub mod shape;
 pub mod size;
+pub mod tuning;
 
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
@@ -58,7 +62,7 @@ pub use align::Difference;
 pub use basis::Reason;
 pub use forecaster::Forecaster;
 pub use largest::MAX_BATCH_SIZE;
-pub use recording::Recording;
+pub use recording::{Part, PartKind, Recording};
 pub use replay::{Replay, WindowFigures};
 pub use report::{ForecastPoint, Method, Report};
 pub use run::{MIN_BATCH_SIZE, RunEvents, RunShape, Window};
@@ -133,6 +137,23 @@ pub enum ForecastError {
         "the probes hold no steady step to repeat (hint: record at least three updates, before any evaluation pass)"
     )]
     NoSteadyStep,
+    /// The recording never did this.
+    #[error("the probes hold no {part} (hint: record one that does, or leave it out of the run)")]
+    PartNotRecorded {
+        /// What is missing.
+        part: recording::PartKind,
+    },
+    /// No recorded micro-step can be repeated, or left out.
+    #[error(
+        "updates of `{wanted}` micro-steps cannot be made from recorded ones of `{recorded}` (hint: record three \
+         micro-steps an update for more of them, or as many as the run has)"
+    )]
+    AccumulationNotRecorded {
+        /// Micro-steps of a recorded update.
+        recorded: usize,
+        /// Micro-steps of an update of the run.
+        wanted: usize,
+    },
     /// The run is too long.
     #[error("a run of `{updates}` updates is too long (hint: memory repeats itself long before {})", run::MAX_UPDATES)]
     TooManyUpdates {

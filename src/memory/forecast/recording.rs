@@ -37,6 +37,18 @@ pub enum PartKind {
     Checkpoint,
 }
 
+impl std::fmt::Display for PartKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Whole => "run",
+            Self::Build => "build",
+            Self::Step => "step",
+            Self::Evaluation => "evaluation pass",
+            Self::Checkpoint => "checkpoint",
+        })
+    }
+}
+
 /// A stretch of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {

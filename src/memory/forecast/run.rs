@@ -10,13 +10,19 @@ use serde::{Deserialize, Serialize};
 use super::ForecastError;
 use super::recording::{Part, PartKind, Recording};
 
+mod accumulation;
+mod alike;
 mod events;
+mod long_script;
 pub(super) mod shaped;
 
 #[cfg(test)]
 mod tests;
 
+pub(super) use accumulation::Doubled;
+pub(super) use events::Cadence;
 pub use events::RunEvents;
+pub(super) use long_script::{LongScript, LongTerms};
 
 /// The smallest batch that is forecast: a batch of 1 takes other paths (dimensions vanish), so its events differ.
 pub const MIN_BATCH_SIZE: usize = 2;
@@ -122,51 +128,6 @@ pub fn script(recording: &Recording, shape: RunShape) -> Result<Vec<RunPart>, Fo
     Ok(writer.script)
 }
 
-/// The parts of a run of so many updates, with an evaluation pass (and a checkpoint, where one was recorded with it) after
-/// every `evaluate_every`-th one.
-///
-/// What a step frees may be of the step before it, so a template is used where the recording had it: the update that
-/// repeats comes after one like itself, and the one after an evaluation pass is its own.
-pub(super) fn long_script(
-    recording: &Recording,
-    batch_size: usize,
-    updates: usize,
-    evaluate_every: Option<usize>,
-) -> Result<Vec<RunPart>, ForecastError> {
-    if updates > MAX_UPDATES {
-        return Err(ForecastError::TooManyUpdates { updates });
-    }
-    let known = Updates::of(recording);
-    let mut writer = Writer { parts: recording.parts(), batch_size, script: Vec::new() };
-    writer.write(&known.prologue, Window::FirstStep);
-    let is_plain = |update: &[usize]| writer.rest_of(update).is_empty();
-    // The batch of an evaluation pass is loaded at the end of the step before it, so that step goes with it.
-    let evaluated = known.complete.iter().position(|update| !is_plain(update));
-    let steady = known.steady(recording, is_plain).ok_or(ForecastError::NoSteadyStep)?;
-    let (mut templates, mut is_after_evaluation) = (Vec::with_capacity(updates), false);
-    for number in 0..updates {
-        let is_due = evaluate_every.is_some_and(|every| every > 0 && (number + 1).is_multiple_of(every));
-        let evaluation = evaluated.filter(|_| is_due && number > 0);
-        let after = evaluated.map(|place| place + 1).filter(|place| *place < known.complete.len());
-        templates.push(match (evaluation, after) {
-            (Some(place), _) => place,
-            (None, Some(place)) if is_after_evaluation => place,
-            (None, _) => number.min(steady),
-        });
-        is_after_evaluation = evaluation.is_some();
-    }
-    for (number, template) in templates.into_iter().enumerate() {
-        let step = if number == 0 { Window::FirstStep } else { Window::SteadyStep };
-        let update = known.complete.get(template).map(Vec::as_slice).unwrap_or_default();
-        if Some(template) == evaluated {
-            writer.write(update, step);
-        } else {
-            writer.write(&writer.steps_of(update), step);
-        }
-    }
-    Ok(writer.script)
-}
-
 /// Micro-batches of an update of the recording that repeats.
 pub(super) fn steps_of_an_update(recording: &Recording) -> usize {
     let updates = Updates::of(recording);
@@ -197,13 +158,7 @@ impl Writer<'_> {
     fn write(&mut self, templates: &[usize], step: Window) {
         for &template in templates {
             let Some(part) = self.parts.get(template) else { continue };
-            let window = match part.kind {
-                PartKind::Whole => Window::Whole,
-                PartKind::Build => Window::Build,
-                PartKind::Step => step,
-                PartKind::Evaluation => Window::Evaluation,
-                PartKind::Checkpoint => Window::Checkpoint,
-            };
+            let window = window_of(part.kind, step);
             self.script.push(RunPart { template, batch_size: self.batch_size, window });
         }
     }
@@ -229,6 +184,17 @@ impl Writer<'_> {
         if let Some(last) = self.script.last_mut() {
             *last = RunPart { batch_size, window: Window::PartialStep, ..*last };
         }
+    }
+}
+
+/// What a part of a kind is in the run, where its steps are such ones.
+fn window_of(kind: PartKind, step: Window) -> Window {
+    match kind {
+        PartKind::Whole => Window::Whole,
+        PartKind::Build => Window::Build,
+        PartKind::Step => step,
+        PartKind::Evaluation => Window::Evaluation,
+        PartKind::Checkpoint => Window::Checkpoint,
     }
 }
 

@@ -13,6 +13,12 @@ use super::settings::{PoolKind, Settings};
 use super::{Address, Counts, PoolState, Stream};
 use crate::memory::snapshot;
 
+mod fingerprint;
+#[cfg(test)]
+mod walk;
+
+pub(super) use fingerprint::Ages;
+
 /// A block's place in the arena.
 pub(super) type Index = u32;
 /// No block.
@@ -388,6 +394,3 @@ pub(super) fn whole_pages(block: &Block, range_start: u64, page_bytes: u64) -> (
     let high = range_start + (offset + block.bytes) / page_bytes * page_bytes;
     (low, high)
 }
-
-#[cfg(test)]
-mod walk;

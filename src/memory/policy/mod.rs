@@ -122,6 +122,13 @@ pub trait Policy: Send {
 
     /// Starts a new window for the peaks.
     fn reset_peaks(&mut self);
+
+    /// A number that is the same for two states in which all that follows goes the same way: the blocks in the order of
+    /// their addresses, what is live and what is free, and whatever else decides. Where blocks lie absolutely does not, nor
+    /// do counts and peaks. `None` where the policy cannot tell.
+    fn fingerprint(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The kinds that a plan can name.

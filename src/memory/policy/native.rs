@@ -11,7 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::hash::FastHash;
-use super::heap::{Block, BlockState, Heap, Index, NONE, PlacedBlock, PoolIndex};
+use super::heap::{Ages, Block, BlockState, Heap, Index, NONE, PlacedBlock, PoolIndex};
 use super::settings::{PoolKind, ReleaseThreshold, Request, Settings};
 use super::{Address, Counts, OutOfMemory, Policy, PoolState, Stream};
 use crate::memory::trace::{SegmentAction, SegmentEvent};
@@ -43,6 +43,8 @@ pub struct Native {
     addresses: HashMap<u64, Index, FastHash>,
     next_address: u64,
     placed: VecDeque<PlacedSegment>,
+    /// Whether the garbage collection has had anything to look for.
+    has_collected: bool,
     /// What was taken from the device and given back, where somebody asked for it.
     log: Option<Vec<SegmentEvent>>,
 }
@@ -62,6 +64,7 @@ impl Native {
             addresses: HashMap::default(),
             next_address: FIRST_ADDRESS,
             placed: VecDeque::new(),
+            has_collected: false,
             log: None,
         }
     }
@@ -259,41 +262,10 @@ impl Native {
         sum >= key
     }
 
-    /// Hands back whole large blocks that were passed over for longer than the average, while more than the
-    /// threshold is reserved.
-    fn collect_garbage(&mut self) {
-        let Some(threshold) = self.settings.garbage_collection_threshold.filter(|threshold| *threshold > 0.0) else {
-            return;
-        };
-        let allowed = (threshold * self.limit_bytes as f64) as u64;
-        let target = self.heap.figures.reserved.saturating_sub(allowed);
-        let mut idle: Vec<(Index, u64)> = self
-            .free_blocks(PoolKind::Large)
-            .filter(|index| self.is_segment(*index))
-            .map(|index| (index, self.age(index)))
-            .collect();
-        let mut reclaimed = 0;
-        while reclaimed < target && !idle.is_empty() {
-            let mean_age = idle.iter().map(|(_, age)| age).sum::<u64>() / idle.len() as u64;
-            let (old, young): (Vec<_>, Vec<_>) = idle.into_iter().partition(|(_, age)| *age >= mean_age);
-            idle = young;
-            // PyTorch finishes a pass even when the target is met half-way.
-            for (index, _) in old {
-                reclaimed += self.heap.block(index).bytes;
-                self.release_whole(index);
-            }
-        }
-    }
-
     /// Whether a block is a native segment by itself.
     fn is_segment(&self, index: Index) -> bool {
         let block = self.heap.block(index);
         block.is_whole() && block.range_start.is_none()
-    }
-
-    fn age(&self, index: Index) -> u64 {
-        let block = self.heap.block(index);
-        self.heap.pool(block.pool).searches - block.freed_at_search
     }
 
     fn out_of_memory(&self, requested_bytes: u64) -> OutOfMemory {
@@ -394,7 +366,18 @@ impl Policy for Native {
     fn reset_peaks(&mut self) {
         self.heap.reset_peaks();
     }
+
+    fn fingerprint(&self) -> Option<u64> {
+        // Where a recording says what comes next, or changes are kept, a state is more than its blocks.
+        if !self.placed.is_empty() || self.log.is_some() {
+            return None;
+        }
+        // Ages matter to a collection only. While none has had anything to look for, going the same way again finds
+        // nothing either.
+        Some(self.heap.fingerprint(if self.has_collected { Ages::Compared } else { Ages::Idle }))
+    }
 }
 
+mod garbage;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@
 //! | [`page`] | a study: the answer and why, and everything it rests on |
 //! | [`comparison`] | two studies side by side |
 //! | [`recording`](fn@recording) | a PyTorch snapshot, a trace or an RMM log |
+//! | [`long_run`](fn@long_run) | forecast runs, and what would do better |
 //! | [`watch`](fn@watch) | a recorded watch of a card |
 //!
 //! Each is a function of the journal (or the recording) alone, so a page can be made again at any time, on any machine.
@@ -22,6 +23,7 @@ mod document;
 mod environment;
 mod fragmentation;
 mod loader;
+mod long_run;
 pub mod markup;
 mod recording;
 mod scaling;
@@ -33,6 +35,7 @@ mod watch;
 mod tests;
 
 pub use compare::comparison;
+pub use long_run::{ForetoldRun, FoundBetter, Held, LongRunPage, long_run};
 pub use recording::{Recorded, recording};
 pub use watch::watch;
 
@@ -55,6 +58,7 @@ pub fn page(journal: &Contents) -> String {
         Section::new("answer", "Answer and checks", |html| answer::write(&study, html)),
         Section::new("scaling", "By batch size", |html| scaling::write(&study, html)),
         Section::new("fragmentation", "Over steps", |html| fragmentation::write(&study, html)),
+        Section::new("whole-run", "The whole run", |html| long_run::of_study(&study, html)),
         Section::new("blocks", "Blocks at the worst moment", |html| {
             blocks(&study, "block-map", "Where the blocks lie", html);
         }),

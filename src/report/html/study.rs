@@ -13,7 +13,8 @@ use crate::report::Recommendation;
 use crate::report::recommendation::Recommended;
 use crate::search::JudgedTrial;
 use crate::trial::journal::{Contents, Entry, Header};
-use crate::trial::{Point, TrialSpec};
+use crate::trial::outlook::PlayedRun;
+use crate::trial::{Outlook, Point, TrialSpec};
 
 /// A study.
 pub(super) struct Study<'a> {
@@ -31,6 +32,8 @@ pub(super) struct Study<'a> {
     pub(super) conclusion: Option<&'a str>,
     pub(super) curve: Option<&'a Curve>,
     pub(super) map: Option<(&'a Point, &'a BlockMap)>,
+    /// Whole runs that were forecast, in order.
+    pub(super) whole_runs: Vec<(&'a Point, &'a Outlook, &'a [PlayedRun])>,
     pub(super) unknown_entries: usize,
 }
 
@@ -48,6 +51,7 @@ impl<'a> Study<'a> {
             conclusion: None,
             curve: None,
             map: None,
+            whole_runs: Vec::new(),
             unknown_entries: contents.unknown_entries,
         };
         for entry in &contents.entries {
@@ -86,7 +90,11 @@ impl<'a> Study<'a> {
             Entry::Forecast { curve } => self.curve = Some(curve),
             Entry::BlockMap { point, map } => self.map = Some((point, map)),
             // The soak's check says what came of it.
-            Entry::WholeRun { .. } => {}
+            // A point that was played again is known by its last play.
+            Entry::WholeRun { point, outlook, runs } => {
+                self.whole_runs.retain(|(known, ..)| *known != point);
+                self.whole_runs.push((point, outlook, runs));
+            }
             Entry::Concluded { status } => self.conclusion = Some(status),
         }
     }

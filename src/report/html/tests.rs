@@ -186,6 +186,54 @@ fn forecast_and_block_map_are_drawn_from_the_journal() {
     assert!(page.contains("A request for 64.0 MiB had to be met by the device."));
 }
 
+#[test]
+fn a_whole_run_is_drawn_with_its_limit_and_where_it_breaks() {
+    use crate::memory::forecast::Method;
+    use crate::memory::forecast::long_run::{LongRunEnd, LongRunFigures, LongRunPoint};
+    use crate::trial::Outlook;
+    use crate::trial::outlook::{PlayedRun, RunBreach};
+    let points = (0..400_u32).map(|step| LongRunPoint {
+        step,
+        peak_allocated_bytes: 500 * MIB,
+        peak_reserved_bytes: (600 + u64::from(step)) * MIB,
+        against_need: Some(f64::from(step) / 1000.0),
+        ..LongRunPoint::default()
+    });
+    let end = LongRunEnd { step: 399, requested_bytes: MIB, allocated_bytes: 500 * MIB, reserved_bytes: 999 * MIB };
+    let figures = |allocator: &str, out_of_memory| PlayedRun {
+        allocator: allocator.to_owned(),
+        figures: LongRunFigures {
+            steps: 399,
+            out_of_memory,
+            points: points.clone().collect(),
+            ..LongRunFigures::default()
+        },
+    };
+    let reason = "out of memory at step 399 <b> (allocator native, limit 1 GiB)".to_owned();
+    let outlook = Outlook {
+        method: Method::Exact,
+        breach: Some(RunBreach { step: 399, reason }),
+        ..Outlook::unknown(String::new())
+    };
+    let runs = vec![figures("native", Some(end)), figures("<i>expandable", None)];
+    let whole_run = Entry::WholeRun { point: point(8), outlook, runs };
+    let unknown = Outlook::unknown("no probes of its kind have run".to_owned());
+    let unplayed = Entry::WholeRun { point: point(4), outlook: unknown, runs: Vec::new() };
+    let entries = [device(), ended(trial(1, 8, 3)), whole_run, unplayed];
+    let entries: Vec<Entry> =
+        entries.iter().map(|entry| serde_json::from_str(&serde_json::to_string(entry).unwrap()).unwrap()).collect();
+    let page = page(&contents(entries));
+    sound(&page);
+    for figure in ["whole-run-memory", "whole-run-rate"] {
+        assert_eq!(page.matches(&format!("id=\"{figure}\"")).count(), 1, "{figure}");
+    }
+    assert!(page.contains("where a run breaks: 999.0 MiB at step 399"), "{page}");
+    assert!(page.contains("not judged: no probes of its kind have run") && page.contains("comes to its end"));
+    assert!(!page.contains("<i>expandable"));
+    let without = super::page(&contents(vec![device()]));
+    assert!(without.contains("No whole run was forecast"));
+}
+
 /// A study of so many trials, each with a long soak's samples and a talkative loser among three.
 fn long(trials: u32) -> Contents {
     let entries = (1..=trials).map(|id| {

@@ -30,6 +30,8 @@ pub struct Source<'a> {
     pub forecast: Option<Summary>,
     /// The peak rate of the recommended point under PyTorch's native allocator, where it was computed.
     pub native_peak_rate: Option<f64>,
+    /// Why the allocator's settings, where they were searched for.
+    pub allocator_reason: Option<String>,
     /// What recomputation does at the recommended batch size, where both ways to keep activations were forecast.
     pub recomputation: Option<Recomputation>,
     /// The device; of several the weakest.
@@ -92,6 +94,7 @@ fn allocator(source: &Source<'_>, point: &Point) -> Allocator {
         release_threshold: (!is_command && facts.allocator == DRIVER_POOL).then_some(u64::MAX),
         limit_bytes: facts.limit_bytes,
         conf,
+        reason: source.allocator_reason.clone(),
     }
 }
 

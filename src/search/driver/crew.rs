@@ -83,7 +83,7 @@ pub(super) enum News {
     /// Something happened in the running trial.
     Seen(Observation),
     /// It ended.
-    Ended(Result<TrialRecord, ExecutorError>),
+    Ended(Box<Result<TrialRecord, ExecutorError>>),
     /// The thread is gone, by a bug of ours.
     Lost,
 }
@@ -359,7 +359,7 @@ fn work(mut executor: Box<dyn Executor + Send + '_>, orders: &Receiver<TrialSpec
     reports.say(News::Started(executor.start()));
     for spec in orders {
         let ended = executor.run(&spec, &mut |observation| reports.say(News::Seen(observation)));
-        reports.say(News::Ended(ended));
+        reports.say(News::Ended(Box::new(ended)));
     }
 }
 

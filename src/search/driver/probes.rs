@@ -15,12 +15,17 @@ use crate::memory::{AllocatorKind, Event};
 use crate::progress::Event as Progress;
 use crate::search::JudgedTrial;
 use crate::search::knowledge::probed::{Probed, RunTerms, Terms};
+use crate::search::length_probes;
 use crate::text::with_causes;
 use crate::trial::TrialRecord;
+use crate::trial::command::Placeholder;
 use crate::trial::spec::recording_path;
 
 /// The largest trace that is read: about 300 million events.
 const MAX_TRACE_BYTES: u64 = 1 << 30;
+
+/// Samples of a user's own program: nobody counts them, so its epochs are taken to outlast the horizon.
+const UNCOUNTED_SAMPLES: usize = 1 << 40;
 
 /// Why a trace is not read.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +53,7 @@ pub(super) enum TraceError {
 /// No recordings yet, for a plan on a device.
 pub(super) fn knowledge(plan: &Plan, facts: &DeviceFacts) -> Probed {
     let named = serde_json::Value::from(facts.allocator.as_str());
-    Probed::new(Terms {
+    let mut knowledge = Probed::new(Terms {
         limit_bytes: facts.limit_bytes,
         allocator: serde_json::from_value(named).unwrap_or(AllocatorKind::Native),
         alloc_conf: facts.alloc_conf.clone(),
@@ -56,13 +61,21 @@ pub(super) fn knowledge(plan: &Plan, facts: &DeviceFacts) -> Probed {
         planned: if plan.command().is_some() { AllocatorKind::Auto } else { plan.memory.allocator },
         safety: plan.safety,
         run: run_terms(plan),
-    })
+    });
+    if plan.command().is_some() {
+        knowledge.count_samples(UNCOUNTED_SAMPLES);
+    }
+    knowledge
 }
 
-/// The run that is coming, where it is one of ours: nobody knows the data of a user's own program.
+/// The run that is coming. Of a user's own program nobody knows the data but by what the configuration says of its lengths,
+/// and nothing can be asked of it at a length that it takes no notice of.
 pub(in crate::search) fn run_terms(plan: &Plan) -> Option<RunTerms> {
-    let is_forecast = plan.safety.horizon_steps > 0 && plan.command().is_none();
-    is_forecast.then(|| RunTerms {
+    let is_known = plan.command().is_none_or(|command| {
+        let varies = length_probes::shapes(&plan.data).is_ok_and(|shapes| !shapes.is_empty());
+        varies && command.holds(Placeholder::SequenceLength)
+    });
+    (plan.safety.horizon_steps > 0 && is_known).then(|| RunTerms {
         horizon_steps: plan.safety.horizon_steps,
         data: plan.data.clone(),
         seed: plan.seed,

@@ -146,7 +146,7 @@ impl Running<'_> {
         loop {
             match self.crew.next() {
                 (index, News::Seen(observation)) => self.observed(index, observation),
-                (index, News::Ended(ended)) => return self.ended(index, ended),
+                (index, News::Ended(ended)) => return self.ended(index, *ended),
                 (_, News::Started(_)) => {}
                 (_, News::Lost) => return Err(crew::lost().into()),
             }
@@ -239,7 +239,7 @@ impl Running<'_> {
             match self.crew.next() {
                 (index, News::Ended(ended)) => {
                     self.crew.take_job(index);
-                    if let Ok(record) = ended
+                    if let Ok(record) = *ended
                         && !matches!(record.outcome, Outcome::Cancelled | Outcome::NotStarted { .. })
                     {
                         self.keep(index, record);

@@ -34,7 +34,14 @@ impl Running<'_> {
         let Some(played) = self.knowledge.play(&point, &self.history, &mut watch) else {
             return Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded });
         };
-        let outlook = played.outlook;
+        let mut outlook = played.outlook;
+        if let Some(breach) = &mut outlook.breach {
+            // Whoever ends this is heard when the next trial is asked for.
+            let advice = self.knowledge.advise(&point, &self.history, &mut watch).unwrap_or_default();
+            if !advice.is_empty() {
+                breach.reason = format!("{} (hint: {})", breach.reason, advice.join("; "));
+            }
+        }
         self.study.reporter.report(&Event::RunPlayed { point: point.clone(), outlook: outlook.clone() });
         self.note(&Entry::WholeRun { point: point.clone(), outlook: outlook.clone(), runs: played.runs });
         self.foretold(point, outlook);

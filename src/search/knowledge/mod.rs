@@ -44,6 +44,15 @@ pub struct Expectation {
     pub breach: Option<String>,
 }
 
+/// Settings of PyTorch's allocator that a search found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TunedConf {
+    /// In the form of `PYTORCH_CUDA_ALLOC_CONF`; `None` where the program's own are the best.
+    pub conf: Option<String>,
+    /// Why, in a sentence.
+    pub reason: String,
+}
+
 /// The pure view of the probes' forecasts.
 pub trait Knowledge {
     /// How points of a kind are forecast; `None` without probes of it.
@@ -61,7 +70,13 @@ pub trait Knowledge {
         false
     }
 
-    /// The same if the program's allocator had these settings (in the form of `PYTORCH_CUDA_ALLOC_CONF`).
+    /// The best settings of PyTorch's allocator for a point, searched for by playing its steps; `None` where that cannot be
+    /// done.
+    fn tuned_alloc_conf(&self, _point: &Point) -> Option<TunedConf> {
+        None
+    }
+
+    /// What a batch size of a kind takes if the program's allocator had these settings (in the form of `PYTORCH_CUDA_ALLOC_CONF`).
     fn expect_under(&self, _kind: Kind, _batch_size: usize, _alloc_conf: &str) -> Option<Expectation> {
         None
     }

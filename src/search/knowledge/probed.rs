@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use super::{Expectation, Kind, Knowledge};
+use super::{Expectation, Kind, Knowledge, TunedConf};
 use crate::config::plan::SafetyPlan;
 use crate::memory::blocks::{BlockMap, worst_moment};
 use crate::memory::forecast::curve::{Curve, CurvePoint};
@@ -26,8 +26,10 @@ use crate::trial::{Measurement, Outcome, Point, Purpose, TrialId, TrialRecord, T
 use crate::units::Bytes;
 use whole_run::Runs;
 
+mod advice;
 mod coming;
 mod recomputation;
+mod tuned;
 mod whole_run;
 
 pub use recomputation::Recomputation;
@@ -82,6 +84,7 @@ pub struct Probed {
     /// Replays take milliseconds to seconds, and strategies ask again and again.
     expected: RefCell<BTreeMap<Question, Option<Expectation>>>,
     largest: RefCell<BTreeMap<Kind, Option<usize>>>,
+    tuned: RefCell<BTreeMap<Point, Option<TunedConf>>>,
     /// For whole runs.
     runs: Runs,
 }
@@ -95,6 +98,7 @@ impl Probed {
             forecasters: BTreeMap::new(),
             expected: RefCell::default(),
             largest: RefCell::default(),
+            tuned: RefCell::default(),
             runs: Runs::default(),
         }
     }
@@ -114,6 +118,7 @@ impl Probed {
         self.forecasters.insert(kind, forecaster);
         self.expected.borrow_mut().retain(|(known, ..), _| *known != kind);
         self.largest.borrow_mut().remove(&kind);
+        self.tuned.borrow_mut().clear();
         Some(method)
     }
 
@@ -325,6 +330,10 @@ impl Knowledge for Probed {
 
     fn expect(&self, kind: Kind, batch_size: usize) -> Option<Expectation> {
         self.look_up(kind, batch_size, None)
+    }
+
+    fn tuned_alloc_conf(&self, point: &Point) -> Option<TunedConf> {
+        self.tuned(point)
     }
 
     fn can_play(&self, point: &Point) -> bool {

@@ -1,7 +1,8 @@
 //! Stage 6: settings of PyTorch's allocator.
 //!
 //! The probes' events can be replayed under any settings, so every candidate is tried at the chosen size without running
-//! it. The one that holds the least memory is confirmed by a real trial; it wins as any point does, by speed, and within
+//! it: those of a search ([`tuning`](crate::memory::forecast::tuning)) where any may be, else those that the configuration
+//! lists. The one that holds the least memory is confirmed by a real trial; it wins as any point does, by speed, and within
 //! half a percent by memory. The program's own settings keep a tie: a difference under 1 % of the limit is none.
 //!
 //! Where a size does not fit under the program's own settings, the same replay finds those under which it does.
@@ -34,8 +35,13 @@ impl Staged {
         Ok(best_of(&tried, JudgedTrial::samples_per_second).cloned().unwrap_or(point))
     }
 
-    /// The settings that hold the least, if that is less than the program's own hold.
+    /// The settings that a search finds best, where any may be tried; else of those listed the ones that hold the least, if
+    /// that is less than the program's own hold.
     fn better_alloc_conf(&self, view: View<'_>, point: &Point) -> Option<String> {
+        let found = self.space.may_tune_allocator().then(|| view.knowledge.tuned_alloc_conf(point)).flatten();
+        if let Some(found) = found {
+            return found.conf;
+        }
         let kind = self.probed_kind(point.gradient_checkpointing);
         let own = view.knowledge.expect(kind, point.batch_size)?;
         let conf = self.least_alloc_conf(view, point)?;

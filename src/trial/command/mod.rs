@@ -13,6 +13,7 @@
 //! A program that does not report is tuned by the other two: whether it fits, and how much of the card it held. How its
 //! memory is fragmented nobody sees, and the result says so.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ use super::executor::{Executor, ExecutorError, Interrupt, Observation};
 use super::outcome::{Measurement, Outcome, TrialRecord};
 use super::process::{OomKills, Patience};
 use super::spawn::{GpuBaseline, GpuUse, Launch, Running, SpawnError, Spawner, Start};
-use super::spec::{TrialSpec, trace_path};
+use super::spec::{TrialSpec, recording_path};
 use crate::device::nvml::CardId;
 use crate::device::visible::VISIBLE_DEVICES;
 use crate::device::{DeviceChoice, DeviceFacts};
@@ -54,7 +55,7 @@ use report::Reader;
 use run::{Terms, Told};
 use spec::{Bounds, TrialFiles, environment};
 use template::Filling;
-use trace::Beside;
+use trace::{Beside, Content};
 
 /// What an executor of commands needs to know.
 #[derive(Clone, Debug)]
@@ -105,13 +106,23 @@ pub struct CommandExecutor {
     reports: bool,
     /// The most that a run held, which bounds a checkpoint's size.
     peak_allocated_bytes: u64,
+    /// For each batch size the first length that was recorded, and what it took.
+    lengths: HashMap<usize, (usize, u64)>,
 }
 
 impl CommandExecutor {
     /// An executor that has started nothing yet.
     pub fn new(config: CommandConfig) -> Self {
         let spawner = Spawner::new(config.command.preload.clone()).heeding(config.interrupt.clone(), config.deadline);
-        Self { config, spawner, placement: None, start_warnings: Vec::new(), reports: false, peak_allocated_bytes: 0 }
+        Self {
+            config,
+            spawner,
+            placement: None,
+            start_warnings: Vec::new(),
+            reports: false,
+            peak_allocated_bytes: 0,
+            lengths: HashMap::new(),
+        }
     }
 
     fn launch(&self, spec: &TrialSpec, files: &TrialFiles, placement: &Placement) -> Launch {
@@ -242,21 +253,34 @@ impl CommandExecutor {
     }
 
     /// Turns the snapshot of a probe into the trace that the forecast reads. Without one the probe was for nothing.
-    fn keep_trace(&self, spec: &TrialSpec, files: &TrialFiles, told: &mut Told) -> Outcome {
+    fn keep_trace(&mut self, spec: &TrialSpec, files: &TrialFiles, told: &mut Told) -> Outcome {
         let failed = |message: String| Outcome::Failed { message };
         if told.hello.is_none() || !told.has_trace {
             return failed("the program recorded no allocations, so nothing can be forecast from it".to_owned());
         }
-        let path = trace_path(&self.config.scratch, &spec.point);
+        let path = recording_path(&self.config.scratch, spec);
         let sampled = told.series.samples.iter().map(|sample| sample.peak_allocated_bytes);
         let beside = Beside { accumulation: spec.accumulation(), sampled_peak_bytes: sampled.max().unwrap_or(0) };
         match trace::convert(&files.snapshot, &told.marks, beside, &path) {
-            Ok(events) => {
-                tracing::debug!("{events} events recorded");
-                Outcome::Completed
+            Ok(content) => {
+                tracing::debug!("{} events recorded", content.events);
+                self.heeded(spec, content).map_or(Outcome::Completed, failed)
             }
             Err(error) => failed(format!("the recorded allocations are of no use: {}", with_causes(&error))),
         }
+    }
+
+    /// What is to be said of a program that allocates the same at two lengths. Taken for what lengths do, its recordings
+    /// would make a forecast that is wrong and looks exact.
+    fn heeded(&mut self, spec: &TrialSpec, content: Content) -> Option<String> {
+        let length = spec.length?;
+        let (before, sizes) = *self.lengths.entry(spec.point.batch_size).or_insert((length, content.sizes));
+        (before != length && sizes == content.sizes).then(|| {
+            format!(
+                "the program allocates the same at a length of {before} and of {length} (hint: pad every batch to \
+                 `{{sequence_length}}` where it is not 0)"
+            )
+        })
     }
 
     fn measure(&mut self, spec: &TrialSpec, told: &Told, used: &GpuUse, took: Duration) -> Measurement {

@@ -196,7 +196,7 @@ mod tests {
         let bounds = Bounds { limit_bytes: None, alloc_conf: None };
         let probe = environment_of(&TrialSpec { purpose: Purpose::Probe, ..trial(2) }, bounds);
         assert_eq!(probe["TUNE_TRACE"], "/study/snapshot-of-trial-3.pickle");
-        assert_eq!(probe["TUNE_EVALUATE_AFTER"], "6");
+        assert_eq!(probe["TUNE_EVALUATE_AFTER"], "8");
         assert!(!probe.contains_key("TUNE_LIMIT_BYTES") && !probe.contains_key(ALLOC_CONF));
         let soak = environment_of(&TrialSpec { purpose: Purpose::Soak, steps: 50, ..trial(2) }, bounds);
         assert_eq!(soak["TUNE_CHECKPOINT"], "/study/checkpoint-of-trial-3");

@@ -43,11 +43,13 @@ pub enum Placeholder {
     WarmupSteps,
     /// The seed.
     Seed,
+    /// The length that every batch is padded to; 0 leaves lengths as they come.
+    SequenceLength,
 }
 
 impl Placeholder {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::BatchSize,
         Self::AccumulationSteps,
         Self::EffectiveBatchSize,
@@ -60,6 +62,7 @@ impl Placeholder {
         Self::Steps,
         Self::WarmupSteps,
         Self::Seed,
+        Self::SequenceLength,
     ];
 
     /// The name between the braces. Its environment variable is `TUNE_` and the name in capitals.
@@ -77,6 +80,7 @@ impl Placeholder {
             Self::Steps => "steps",
             Self::WarmupSteps => "warmup_steps",
             Self::Seed => "seed",
+            Self::SequenceLength => "sequence_length",
         }
     }
 
@@ -114,6 +118,7 @@ impl Filling<'_> {
             Placeholder::Steps => self.trial.total_steps().to_string(),
             Placeholder::WarmupSteps => self.trial.warmup_steps.to_string(),
             Placeholder::Seed => self.seed.to_string(),
+            Placeholder::SequenceLength => self.trial.length.unwrap_or(0).to_string(),
         }
     }
 }
@@ -252,6 +257,14 @@ mod tests {
         assert_eq!(filled("--steps={steps}"), "--steps=12");
         // A measuring trial accumulates twice at most.
         assert_eq!(filled("{accumulation_steps} {effective_batch_size}"), "2 16");
+    }
+
+    #[test]
+    fn a_length_is_told_where_the_trial_has_one() {
+        assert_eq!(filled("--length={sequence_length}"), "--length=0");
+        let trial = TrialSpec { length: Some(96), ..trial(2) };
+        let template = Template::parse("{sequence_length}").unwrap();
+        assert_eq!(template.fill(&Filling { trial: &trial, precision: "f32", seed: 0 }), "96");
     }
 
     #[test]

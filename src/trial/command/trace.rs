@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -62,8 +63,17 @@ pub struct Beside {
     pub sampled_peak_bytes: u64,
 }
 
-/// Reads the snapshot, puts the marks in, and writes the trace to `path`. Gives the number of events.
-pub fn convert(snapshot: &Path, marks: &[MarkLine], beside: Beside, path: &Path) -> Result<usize, TraceError> {
+/// What a trace has in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// The number of its events.
+    pub events: usize,
+    /// Of its sizes: two traces of the same sizes have the same.
+    pub sizes: u64,
+}
+
+/// Reads the snapshot, puts the marks in, and writes the trace to `path`.
+pub fn convert(snapshot: &Path, marks: &[MarkLine], beside: Beside, path: &Path) -> Result<Content, TraceError> {
     let Beside { accumulation, sampled_peak_bytes } = beside;
     let file = open_regular(snapshot)?;
     if file.metadata()?.len() > MAX_SNAPSHOT_BYTES {
@@ -88,7 +98,17 @@ pub fn convert(snapshot: &Path, marks: &[MarkLine], beside: Beside, path: &Path)
     writer.write(&events)?;
     writer.finish()?.sync_all()?;
     std::fs::rename(&draft, path)?;
-    Ok(events.len())
+    Ok(Content { events: events.len(), sizes: fingerprint(&events) })
+}
+
+fn fingerprint(events: &[Event]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for event in events {
+        if let Event::Alloc { bytes, .. } = event {
+            bytes.hash(&mut hasher);
+        }
+    }
+    hasher.finish()
 }
 
 /// A sample counts rounded sizes and a trace those asked for, so they agree within a fifth.

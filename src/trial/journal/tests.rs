@@ -6,9 +6,11 @@ use super::*;
 use crate::memory::blocks::Run;
 use crate::memory::forecast::Method;
 use crate::memory::forecast::curve::CurvePoint;
+use crate::memory::forecast::long_run::{LongRunFigures, LongRunPoint};
 use crate::memory::{MemorySample, Rates, Trim};
 use crate::train::GradientCheckpointing;
 use crate::trial::outcome::{Measurement, Outcome};
+use crate::trial::outlook::RunBreach;
 use crate::trial::spec::{Purpose, TrialId};
 
 fn spec(id: u32) -> TrialSpec {
@@ -86,8 +88,20 @@ fn entries() -> Vec<Entry> {
         Entry::Recommended { recommendation: json!({"status": "unverified"}) },
         Entry::Forecast { curve },
         Entry::BlockMap { point: spec(1).point, map },
+        Entry::WholeRun { point: spec(1).point, outlook: outlook(), runs: vec![played()] },
         Entry::Concluded { status: "safe".to_owned() },
     ]
+}
+
+fn outlook() -> Outlook {
+    let breach = RunBreach { step: 7, reason: "out of memory at step 7".to_owned() };
+    Outlook { method: Method::Exact, breach: Some(breach), ..Outlook::unknown("they align".to_owned()) }
+}
+
+fn played() -> PlayedRun {
+    let point = LongRunPoint { step: 3, peak_reserved_bytes: 6, against_need: Some(0.5), ..LongRunPoint::default() };
+    let figures = LongRunFigures { steps: 7, points: vec![point], ..LongRunFigures::default() };
+    PlayedRun { allocator: "native".to_owned(), figures }
 }
 
 /// An empty directory, in memory where that can be had: every durable entry waits for the disk otherwise.

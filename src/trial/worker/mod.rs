@@ -53,6 +53,7 @@ mod weighed;
 pub use inbox::Inbox;
 use inbox::Request;
 use open::Opened;
+pub(crate) use trial::TRIM_EVERY_STEPS;
 use weighed::Weighed;
 
 /// The worker could not even begin.

@@ -30,15 +30,11 @@ pub(super) trait Supplies {
     /// Starts a loader over the held-out data.
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches>;
 
-    /// Samples in the data to train on, where they are counted.
-    fn training_samples(&self) -> Option<usize> {
-        None
-    }
+    /// Samples in the data to train on.
+    fn training_samples(&self) -> usize;
 
     /// Whether the run will write checkpoints.
-    fn has_checkpoints(&self) -> bool {
-        false
-    }
+    fn has_checkpoints(&self) -> bool;
 }
 
 /// What a trial does with a trainer.
@@ -216,8 +212,8 @@ impl Supplies for Stock<'_> {
         Box::new(Loader::with_rules(Arc::clone(self.evaluation), config, self.rules(Longest::Always)))
     }
 
-    fn training_samples(&self) -> Option<usize> {
-        Some(self.training.len())
+    fn training_samples(&self) -> usize {
+        self.training.len()
     }
 
     fn has_checkpoints(&self) -> bool {

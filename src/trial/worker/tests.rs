@@ -64,6 +64,8 @@ struct Script {
     skipped: u64,
     /// The device copies batches beside the steps.
     has_stager: bool,
+    /// The run will write checkpoints.
+    has_checkpoints: bool,
 }
 
 struct FakeSession {
@@ -256,6 +258,12 @@ impl Supplies for FakeSupplies {
             slow_source: self.script.slow_source,
         })
     }
+    fn training_samples(&self) -> usize {
+        100
+    }
+    fn has_checkpoints(&self) -> bool {
+        self.script.has_checkpoints
+    }
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
         Box::new(FakeBatches {
             samples: point.batch_size,
@@ -387,26 +395,32 @@ fn a_trial_steps_updates_and_samples_in_order() {
     assert!(told.clean && measurement.samples_per_second > 0.0);
 }
 
-/// A probe of four updates of two steps.
+/// A probe of five updates of two steps.
 fn probe() -> TrialSpec {
-    TrialSpec { warmup_steps: 2, steps: 6, ..spec(Purpose::Probe, 6) }
+    TrialSpec { warmup_steps: 2, steps: 8, ..spec(Purpose::Probe, 8) }
 }
 
 #[test]
-fn a_probe_is_evaluated_after_its_third_update_and_leaves_a_whole_recording() {
+fn a_probe_is_evaluated_after_its_fourth_update_and_leaves_a_whole_recording() {
     let told = run(&probe(), &Script::default());
     assert_eq!(told.outcome, Outcome::Completed);
-    assert_eq!((told.steps(), told.count("optimizer")), (8, 4));
+    assert_eq!((told.steps(), told.count("optimizer")), (10, 5));
     let calls = told.calls.join(", ");
     assert!(calls.starts_with("sink, begin without C, build"), "{calls}");
-    assert!(
-        calls.contains("step 5, load, forward, backward, optimizer, sample 6 Estimate, load, evaluation"),
-        "{calls}"
-    );
-    assert!(calls.contains("evaluation, step 6"), "{calls}");
+    assert!(calls.contains("step 7, load, forward, backward, optimizer, load, evaluation"), "{calls}");
+    assert!(calls.contains("evaluation, step 8"), "{calls}");
     let written = std::fs::read(trace_path(told.scratch.path(), &probe().point)).unwrap();
     assert!(crate::memory::trace::file::read(&written).is_ok());
     assert_eq!(std::fs::read_dir(told.scratch.path()).unwrap().count(), 1, "no draft stays");
+}
+
+#[test]
+fn a_probe_of_a_run_with_checkpoints_rehearses_one_and_writes_none() {
+    let told = run(&probe(), &Script { has_checkpoints: true, ..Script::default() });
+    let calls = told.calls.join(", ");
+    assert!(calls.contains("evaluation, checkpoint, step 8"), "{calls}");
+    assert_eq!(told.measurement.unwrap().training_samples, Some(100));
+    assert_eq!(std::fs::read_dir(told.scratch.path()).unwrap().count(), 1, "the recording");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::units::MIB;
 /// What may be left on the device after a trial for the next one to start as if it were the first.
 const CLEAN_BYTES: u64 = 8 * MIB;
 /// Steps between two trims under [`Trim::EveryK`].
-const TRIM_EVERY_STEPS: u32 = 10;
+pub(crate) const TRIM_EVERY_STEPS: u32 = 10;
 /// The longest text of a warning or an error, in characters.
 const TEXT_CHARS: usize = 4_000;
 
@@ -136,7 +136,7 @@ impl Trial<'_> {
         self.warn_of_skipped(&feed.skipped())?;
         Ok(Measurement {
             has_batch_norm: training.has_batch_norm(),
-            training_samples: self.supplies.training_samples(),
+            training_samples: Some(self.supplies.training_samples()),
             ..self.series.measure(self.spec)
         })
     }

@@ -48,6 +48,14 @@ impl Supplies for Weighed<'_> {
     fn evaluation_batches(&self, point: &Point) -> Box<dyn Batches> {
         self.inner.evaluation_batches(point)
     }
+
+    fn training_samples(&self) -> usize {
+        self.inner.training_samples()
+    }
+
+    fn has_checkpoints(&self) -> bool {
+        self.inner.has_checkpoints()
+    }
 }
 
 struct WeighedBatches {

@@ -255,6 +255,13 @@ mod tests {
         shapes(&[[2, 64], [3, 64], [2, 96], [3, 96], [2, 160], [4, 128], [3, 200]])
     }
 
+    /// Probes that vary every axis, two axes together too.
+    fn varied(axes: usize) -> Vec<Shape> {
+        let values =
+            [[2, 64, 5], [3, 64, 5], [2, 96, 7], [3, 97, 11], [5, 160, 13], [4, 128, 21], [7, 200, 34], [3, 33, 55]];
+        values.iter().map(|values| Shape::new(&values[..axes]).unwrap()).collect()
+    }
+
     fn fitted(size: impl Fn(u64, u64) -> u64) -> SizeFit {
         let probes = probes();
         let sizes: Vec<u64> = probes.iter().map(|shape| size(shape.values()[0], shape.values()[1])).collect();
@@ -343,6 +350,50 @@ mod tests {
                 // Then it is one: every sample is on it.
                 prop_assert!(is_exact(&polynomial, &probes, &sizes));
             }
+        }
+
+        #[test]
+        fn a_polynomial_of_one_to_three_axes_is_recovered_with_all_its_terms(
+            axes in 1_usize..=3,
+            coefficients in proptest::collection::vec(1_u64..100_000, 1..=2),
+            seed in any::<u64>(),
+            there in proptest::collection::vec(2_u64..300, 3),
+        ) {
+            let terms = monomials(axes);
+            let chosen: Vec<Monomial> =
+                (0..coefficients.len() as u64).map(|n| terms[(seed.wrapping_add(n * 7) % terms.len() as u64) as usize]).collect();
+            let size = |shape: &Shape| -> u64 {
+                let parts = coefficients.iter().zip(&chosen);
+                parts.map(|(c, term)| c * u64::try_from(term.at(shape).unwrap()).unwrap()).sum()
+            };
+            let probes: Vec<Shape> = varied(axes);
+            let sizes: Vec<u64> = probes.iter().map(size).collect();
+            let there = Shape::new(&there[..axes]).unwrap();
+            let fitted = fit(&probes, &sizes);
+            prop_assert!(matches!(fitted, SizeFit::Exact(_)), "{:?}", fitted);
+            prop_assert_eq!(fitted.at(&there), size(&there));
+        }
+
+        #[test]
+        fn what_a_held_out_probe_refutes_is_never_exact_with_it(
+            padding in 3_u64..64,
+            held_out in 0_usize..7,
+            there in 64_u64..200,
+        ) {
+            // Rows padded to a multiple: a polynomial only where all lengths are multiples.
+            let size = |shape: &Shape| 4 * shape.values()[0] * shape.values()[1].next_multiple_of(padding);
+            let mut probes = probes();
+            let known = fit(&probes, &probes.iter().map(size).collect::<Vec<_>>());
+            let is_padded = probes.iter().any(|shape| !shape.values()[1].is_multiple_of(padding));
+            prop_assert!(!is_padded || !matches!(known, SizeFit::Exact(_)), "{:?}", known);
+            let out = probes.remove(held_out);
+            if let SizeFit::Exact(polynomial) = fit(&probes, &probes.iter().map(size).collect::<Vec<_>>()) {
+                let right = polynomial.at(&out) == Some(size(&out));
+                prop_assert!(right || is_padded);
+            }
+            // What stands in is off by no more than the padding and its own margin, within the range of the probes.
+            let there = Shape::of([3, there]);
+            prop_assert!(known.at(&there) >= 4 * 3 * there.values()[1]);
         }
 
         #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Shape, SizeFit, fit};
+use super::{RunShapes, Shape, SizeFit, fit};
 use crate::memory::event::Event;
 use crate::memory::forecast::ForecastError;
 use crate::memory::forecast::Probed;
@@ -10,8 +10,8 @@ use crate::memory::forecast::align::{Difference, align};
 use crate::memory::forecast::basis::with_equal_updates;
 use crate::memory::forecast::recording::Recording;
 use crate::memory::forecast::report::Method;
-use crate::memory::forecast::run::shaped::{RunShapes, ShapeFits, Shaped};
-use crate::memory::forecast::run::{RunEvents, long_script, steps_of_an_update};
+use crate::memory::forecast::run::shaped::{ShapeFits, Shaped, Shapes};
+use crate::memory::forecast::run::{Doubled, LongScript, LongTerms, RunEvents, steps_of_an_update};
 
 /// Sizes that fit no polynomial may be this share of all bytes; where more is off, the probes did not really do the same.
 const MAX_MISFIT_SHARE: f64 = 0.01;
@@ -71,15 +71,27 @@ impl std::fmt::Display for Percent {
     }
 }
 
-/// The long run that is to be forecast.
+/// The long run that is to be forecast. Cadences count updates, as a training loop does, and 0 is never.
 #[derive(Clone, Copy, Debug)]
 pub struct LongRun<'a> {
     /// The shape of each step.
-    pub shapes: &'a [Shape],
+    pub shapes: &'a dyn RunShapes,
     /// The shape of an evaluation pass.
     pub evaluation: Shape,
     /// An evaluation pass after so many updates; `None` is none.
     pub evaluate_every: Option<usize>,
+    /// A checkpoint after so many updates; `None` is none.
+    pub checkpoint_every: Option<usize>,
+    /// Micro-batches of an update; `None` is as recorded.
+    pub accumulation_steps: Option<usize>,
+}
+
+impl<'a> LongRun<'a> {
+    /// A run of these shapes without evaluation and checkpoints, its updates as recorded.
+    pub fn of(shapes: &'a dyn RunShapes) -> Self {
+        let evaluation = if shapes.is_empty() { Shape::of([1]) } else { shapes.shape(0) };
+        Self { shapes, evaluation, evaluate_every: None, checkpoint_every: None, accumulation_steps: None }
+    }
 }
 
 /// Forecasts runs in which every step has a shape of its own.
@@ -87,6 +99,8 @@ pub struct LongRun<'a> {
 pub struct ShapeForecaster {
     recording: Recording,
     fits: ShapeFits,
+    /// The same with one more micro-step an update, where three were recorded.
+    doubled: Option<(Recording, ShapeFits)>,
     batch_size: usize,
     distinct: usize,
     misfits: usize,
@@ -127,12 +141,14 @@ impl ShapeForecaster {
         let mut forecaster = Self {
             recording: first.recording.clone(),
             fits: ShapeFits::default(),
+            doubled: None,
             batch_size: first.batch_size,
             distinct: 0,
             misfits: 0,
             worst_permille: 0,
         };
         forecaster.fit_all(&shapes, &columns)?;
+        forecaster.doubled = forecaster.double();
         Ok(forecaster)
     }
 
@@ -170,6 +186,14 @@ impl ShapeForecaster {
         Ok(())
     }
 
+    fn double(&self) -> Option<(Recording, ShapeFits)> {
+        let of = &self.fits.of;
+        let Doubled { recording, of: stands_for } =
+            Doubled::of(&self.recording, |one, other| of.get(one) == of.get(other))?;
+        let of = stands_for.into_iter().map(|ordinal| of.get(ordinal).copied()).collect::<Option<_>>()?;
+        Some((recording, ShapeFits { fits: self.fits.fits.clone(), of }))
+    }
+
     /// `exact` where every size is a polynomial that a further probe confirmed, `affine` where some were bounded.
     pub fn method(&self) -> Method {
         if self.misfits == 0 { Method::Exact } else { Method::Affine }
@@ -196,9 +220,21 @@ impl ShapeForecaster {
 
     /// The events of a long run, made one at a time. Its steps are rounded up to whole updates.
     pub fn events<'a>(&'a self, run: LongRun<'a>) -> Result<RunEvents<'a>, ForecastError> {
-        let updates = run.shapes.len().div_ceil(self.steps_of_an_update());
-        let script = long_script(&self.recording, self.batch_size, updates, run.evaluate_every)?;
-        let shapes = RunShapes { steps: run.shapes, evaluation: run.evaluation };
-        Ok(RunEvents::shaped(&self.recording, Shaped::new(&self.fits, shapes), script))
+        let recorded = self.steps_of_an_update();
+        let steps_of_an_update = run.accumulation_steps.unwrap_or(recorded).max(1);
+        let (recording, fits) = match &self.doubled {
+            Some((recording, fits)) if steps_of_an_update > recorded => (recording, fits),
+            _ => (&self.recording, &self.fits),
+        };
+        let terms = LongTerms {
+            batch_size: self.batch_size,
+            updates: run.shapes.len().div_ceil(steps_of_an_update),
+            accumulation_steps: run.accumulation_steps,
+            evaluate_every: run.evaluate_every,
+            checkpoint_every: run.checkpoint_every,
+        };
+        let script = LongScript::new(recording, terms)?;
+        let shapes = Shapes { steps: run.shapes, evaluation: run.evaluation };
+        Ok(RunEvents::shaped(recording, Shaped::new(fits, shapes), script))
     }
 }

@@ -13,10 +13,12 @@ mod fit;
 mod forecaster;
 mod monomial;
 mod ratio;
+mod source;
 
 pub use fit::{Polynomial, SizeFit, fit};
 pub use forecaster::{LongRun, ShapeError, ShapeForecaster, ShapeProbe};
 pub use monomial::{Monomial, monomials};
+pub use source::RunShapes;
 
 /// The most axes that a shape has.
 pub const MAX_AXES: usize = 4;

@@ -1,16 +1,19 @@
 //! A coming run of one point, put together and played to allocators.
 //!
-//! Steps are micro-batches, as everywhere; cadences are updates. A recording of two micro-batches an update stands for any
-//! number of them, since memory is the same: then an update of the recording is so much shorter than one of the run, and
-//! cadences are stretched to the same number of steps.
+//! Steps are micro-batches, as everywhere; cadences are updates. Probes at lengths of their own show how the micro-batches of
+//! an update differ. Where those at batch sizes serve, their two stand for any number, since memory is the same: then an
+//! update of the recording is so much shorter than one of the run, and cadences are stretched to the same number of steps.
+
+use std::fmt;
 
 use super::LEAST_ERROR_PERCENT;
 use super::whole_run::{Basis, Play, PlayedSteps, RunTerms, Watch};
+use crate::config::plan::SafetyPlan;
 use crate::data::run_shapes::{BatchShape, RunShapes};
-use crate::memory::forecast::long_run::{LongRunFigures, play};
-use crate::memory::forecast::shape::{LongRun, Shape};
+use crate::memory::forecast::long_run::{LongRunFigures, Terms, judge, play};
+use crate::memory::forecast::shape::{self, LongRun, Shape};
 use crate::memory::forecast::{MIN_BATCH_SIZE, Method};
-use crate::memory::policy::{self, Settings};
+use crate::memory::policy::{self, Policy, Settings};
 use crate::trial::outlook::{PlayedRun, RunBreach};
 use crate::trial::{Outlook, Point};
 use crate::units::Bytes;
@@ -21,7 +24,13 @@ pub(super) struct Setting {
     /// For people.
     pub(super) name: String,
     pub(super) settings: Settings,
+    /// Whether its rate of fragmentation counts.
+    pub(super) rate_gates: bool,
 }
+
+/// Whoever follows a play has ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended;
 
 /// A run that is coming.
 pub(super) struct Coming<'a> {
@@ -30,26 +39,25 @@ pub(super) struct Coming<'a> {
     pub(super) shapes: RunShapes,
     pub(super) basis: &'a Basis<'a>,
     pub(super) limit_bytes: u64,
+    pub(super) safety: &'a SafetyPlan,
 }
 
 impl Coming<'_> {
     /// Plays it to each of the allocators. `None` where `watch` ended it, an error where it cannot be put together.
     pub(super) fn play(&self, settings: &[Setting], watch: &mut Watch<'_>) -> Option<Result<Play, String>> {
-        let steps: Vec<Shape> =
-            (0..u64::from(self.run.horizon_steps)).map(|step| self.shape(self.shapes.at(step))).collect();
         let plays = u32::try_from(settings.len()).unwrap_or(u32::MAX);
         let total = self.run.horizon_steps.saturating_mul(plays);
         let mut progress = Progress { watch, total, done: 0, is_ended: false };
         let (mut runs, mut found) = (Vec::new(), Found::default());
         for setting in settings {
-            let figures = match self.figures(setting, self.limit_bytes, &steps, &mut progress)? {
+            let figures = match self.figures(setting, self.limit_bytes, &mut progress)? {
                 Ok(figures) => figures,
                 Err(reason) => return Some(Err(reason)),
             };
             if let Some(breach) = self.breach(setting, &figures) {
                 let lasts_with_more = match self.method() {
                     Method::Exact => false,
-                    _ => self.lasts_with_more(setting, &steps, &mut progress)?,
+                    _ => self.lasts_with_more(setting, &mut progress)?,
                 };
                 let place = if lasts_with_more { &mut found.doubt } else { &mut found.breach };
                 earliest(place, breach);
@@ -60,9 +68,9 @@ impl Coming<'_> {
     }
 
     /// Whether it would last with as much more memory as the forecast may be wrong about.
-    fn lasts_with_more(&self, setting: &Setting, steps: &[Shape], progress: &mut Progress<'_, '_>) -> Option<bool> {
+    fn lasts_with_more(&self, setting: &Setting, progress: &mut Progress<'_, '_>) -> Option<bool> {
         let more = (self.limit_bytes as f64 * LEAST_ERROR_PERCENT / 100.0) as u64;
-        let figures = self.figures(setting, self.limit_bytes.saturating_add(more), steps, progress)?;
+        let figures = self.figures(setting, self.limit_bytes.saturating_add(more), progress)?;
         Some(figures.is_ok_and(|figures| self.breach(setting, &figures).is_none()))
     }
 
@@ -70,26 +78,50 @@ impl Coming<'_> {
         &self,
         setting: &Setting,
         limit_bytes: u64,
-        steps: &[Shape],
+        progress: &mut Progress<'_, '_>,
+    ) -> Option<Result<LongRunFigures, String>> {
+        self.figures_of(policy::with_settings(setting.settings, limit_bytes), progress)
+    }
+
+    /// V at its highest under another policy, if the run lasts with it.
+    pub(super) fn reserved_if_it_lasts(
+        &self,
+        setting: &Setting,
+        policy: Box<dyn Policy>,
+        watch: &mut Watch<'_>,
+    ) -> Result<Option<u64>, Ended> {
+        let mut progress = Progress { watch, total: self.run.horizon_steps, done: 0, is_ended: false };
+        let figures = self.figures_of(policy, &mut progress).ok_or(Ended)?;
+        let lasting = figures.ok().filter(|figures| self.breach(setting, figures).is_none());
+        Ok(lasting.map(|figures| figures.peak_reserved_bytes))
+    }
+
+    fn figures_of(
+        &self,
+        policy: Box<dyn Policy>,
         progress: &mut Progress<'_, '_>,
     ) -> Option<Result<LongRunFigures, String>> {
         let forecaster = self.basis.forecaster.as_ref();
+        let sequence = Sequence { coming: self, len: self.run.horizon_steps as usize };
         let long = LongRun {
-            shapes: steps,
+            shapes: &sequence,
             evaluation: self.shape(self.shapes.longest()),
             evaluate_every: self.cadence(self.run.evaluate_every),
+            checkpoint_every: self.cadence(self.run.checkpoint_every),
+            accumulation_steps: self.basis.varies.then_some(self.point.accumulation_steps.max(1)),
         };
         let events = match forecaster.events(long) {
             Ok(events) => events,
             Err(error) => return Some(Err(error.to_string())),
         };
-        let figures = play(events, policy::with_settings(setting.settings, limit_bytes), &mut |_| progress.step());
+        let figures = play(events, policy, &mut |_| progress.step());
         (!progress.is_ended).then_some(Ok(figures))
     }
 
-    /// Updates of the recording from one pass to the next.
+    /// Updates from one pass to the next, in the recording's own.
     fn cadence(&self, updates: Option<u32>) -> Option<usize> {
-        let (own, recorded) = (self.point.accumulation_steps.max(1), self.basis.forecaster.steps_of_an_update().max(1));
+        let own = self.point.accumulation_steps.max(1);
+        let recorded = if self.basis.varies { own } else { self.basis.forecaster.steps_of_an_update().max(1) };
         updates.map(|updates| (updates as usize).saturating_mul(own).div_ceil(recorded).max(1))
     }
 
@@ -107,18 +139,17 @@ impl Coming<'_> {
         if has_single { self.basis.method.max(Method::Affine) } else { self.basis.method }
     }
 
+    /// What breaks. Of a forecast that may err, the rate says nothing yet.
     fn breach(&self, setting: &Setting, figures: &LongRunFigures) -> Option<RunBreach> {
-        let end = figures.out_of_memory.as_ref()?;
-        let reason = format!(
-            "out of memory at step {} under {}: {} more with {} allocated and {} reserved, the limit is {}",
-            end.step,
-            setting.name,
-            Bytes(end.requested_bytes),
-            Bytes(end.allocated_bytes),
-            Bytes(end.reserved_bytes),
-            Bytes(self.limit_bytes)
-        );
-        Some(RunBreach { step: end.step, reason })
+        let rate_gates = setting.rate_gates && self.method() == Method::Exact;
+        let terms = Terms {
+            metric: self.safety.fragmentation_metric,
+            threshold: if rate_gates { self.safety.fragmentation_threshold.0 } else { f64::INFINITY },
+            horizon_steps: self.run.horizon_steps,
+        };
+        let breach = judge(figures, &terms)?;
+        let limit = Bytes(self.limit_bytes);
+        Some(RunBreach { step: breach.step(), reason: format!("{breach} (allocator {}, limit {limit})", setting.name) })
     }
 
     fn outlook(&self, found: Found, runs: &[PlayedRun]) -> Outlook {
@@ -135,6 +166,33 @@ impl Coming<'_> {
             breach: found.breach,
             doubt: found.doubt,
         }
+    }
+}
+
+/// The shapes of its steps, each computed when it is asked for.
+struct Sequence<'a> {
+    coming: &'a Coming<'a>,
+    len: usize,
+}
+
+impl fmt::Debug for Sequence<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sequence").field("shapes", &self.coming.shapes).field("len", &self.len).finish()
+    }
+}
+
+impl shape::RunShapes for Sequence<'_> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn shape(&self, step: usize) -> Shape {
+        self.coming.shape(self.coming.shapes.at(step as u64))
+    }
+
+    fn period(&self) -> Option<usize> {
+        // Each epoch has its own order, so lengths never come again.
+        (!self.coming.basis.varies).then(|| self.coming.shapes.sample_period())
     }
 }
 

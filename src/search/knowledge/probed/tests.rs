@@ -126,3 +126,58 @@ fn the_native_allocator_s_rate_is_computed_where_another_one_was_measured() {
     let affine = probed(AllocatorKind::CudaMallocAsync, misaligned);
     assert_eq!(affine.native_peak_rate(&point(16)), None, "peaks alone have no events");
 }
+
+#[test]
+fn settings_are_searched_for_where_the_steps_are_known_exactly() {
+    // Odd sizes leave the native pool's segments half empty.
+    let machine = Machine { weights: vec![1021 * 1000; 30], ..Machine::new() };
+    let mut terms = machine.terms(&plan(64));
+    terms.alloc_conf = Some("max_split_size_mb:32".to_owned());
+    let mut probed = Probed::new(terms);
+    assert_eq!(probed.tuned_alloc_conf(&point(16)), None, "nothing was probed");
+    for size in [2, 3] {
+        probed.add(&point(size), machine.events(size, 2, ProbeSchedule::PLAIN.updates));
+    }
+    let found = probed.tuned_alloc_conf(&point(16)).unwrap();
+    assert!(found.reason.starts_with('`') && !found.reason.contains("released"), "{}", found.reason);
+    assert_eq!(probed.tuned_alloc_conf(&Point { alloc_conf: Some("x".to_owned()), ..point(16) }), Some(found));
+    let affine = misaligned(&machine, &[2, 3]);
+    assert_eq!(affine.tuned_alloc_conf(&point(16)), None);
+}
+
+/// What is known of a made program whose samples have 40 to 500 tokens.
+fn known_at_lengths(limit_bytes: u64) -> (Probed, Point) {
+    use crate::data::{DataSpec, LengthDistribution, LengthSpec, Padding};
+    use crate::memory::forecast::testing::FRAGMENTING;
+    use crate::search::knowledge::probed::whole_run::RunTerms;
+    use crate::search::length_probes;
+    let length = LengthSpec::Range { min: 40, max: 500, distribution: LengthDistribution::Uniform };
+    let data = DataSpec { sequence_length: Some(length), padding: Padding::Longest, ..DataSpec::default() };
+    let shapes = length_probes::shapes(&data).unwrap();
+    let mut terms = Terms { limit_bytes, ..Machine::new().terms(&plan(64)) };
+    let run = RunTerms { horizon_steps: 300, data, seed: 1, evaluate_every: None, checkpoint_every: None };
+    terms.run = Some(run);
+    // The rate is another matter.
+    terms.safety.fragmentation_threshold = crate::units::Fraction(1.0);
+    let mut probed = Probed::new(terms);
+    probed.count_samples(4000);
+    let point = Point { accumulation_steps: 1, ..point(8) };
+    for (batch_size, length) in shapes {
+        let events = FRAGMENTING.record(&[(batch_size as u64, length as u64); 5]);
+        probed.add_length_probe(&Point { batch_size, ..point.clone() }, length, events);
+    }
+    (probed, point)
+}
+
+#[test]
+fn what_makes_a_run_last_that_breaks_is_found_by_the_same_forecast() {
+    use std::ops::ControlFlow;
+    let (history, (probed, point)) = (History::default(), known_at_lengths(316 * MIB));
+    let play = probed.play(&point, &history, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(play.outlook.method, Method::Exact, "{}", play.outlook.reason);
+    assert!(play.outlook.breach.is_some());
+    let advice = probed.advise(&point, &history, &mut |_| ControlFlow::Continue(())).unwrap();
+    let padding = "with `data.pad_to_multiple_of: 256` the run lasts, by forecast with 310.0 MiB reserved";
+    assert_eq!(advice, [padding], "no release of the cache helps");
+    assert_eq!(probed.advise(&point, &history, &mut |_| ControlFlow::Break(())), None);
+}

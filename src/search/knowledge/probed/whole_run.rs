@@ -70,7 +70,7 @@ pub type Watch<'a> = dyn FnMut(PlayedSteps) -> ControlFlow<()> + 'a;
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     /// Samples in the data to train on.
-    samples: Option<usize>,
+    pub(super) samples: Option<usize>,
     /// Recordings at lengths of their own, by their point without its batch size, until there are enough of them.
     recordings: BTreeMap<Point, BTreeMap<ProbeShape, Vec<Event>>>,
     /// What was made of them, or why nothing was.
@@ -135,7 +135,14 @@ impl Probed {
         };
         let shapes = RunShapes::new(&run.data, samples, point.batch_size, run.seed);
         let settings = self.settings_of_run(point);
-        let coming = Coming { run, point, shapes, basis: &basis, limit_bytes: self.terms.limit_bytes };
+        let coming = Coming {
+            run,
+            point,
+            shapes,
+            basis: &basis,
+            limit_bytes: self.terms.limit_bytes,
+            safety: &self.terms.safety,
+        };
         match coming.play(&settings, watch)? {
             Ok(play) => Some(play),
             Err(reason) => unknown(reason),
@@ -143,19 +150,23 @@ impl Probed {
     }
 
     /// The allocators that a run is played to: the device's own, and the planned one where that is another and counts.
-    fn settings_of_run(&self, point: &Point) -> Vec<Setting> {
-        let Self { terms, .. } = self;
+    pub(super) fn settings_of_run(&self, point: &Point) -> Vec<Setting> {
+        let (terms, source) = (&self.terms, self.terms.safety.fragmentation_source);
         let conf = point.alloc_conf.clone().or_else(|| terms.alloc_conf.clone());
-        let named = conf.filter(|conf| !conf.is_empty()).unwrap_or_else(|| terms.allocator.to_string());
-        let own = Setting { name: named, settings: self.settings(point.alloc_conf.as_deref()) };
         let is_another = terms.planned != AllocatorKind::Auto && terms.planned != terms.allocator;
-        let counts = terms.safety.fragmentation_source != FragmentationSource::Device;
-        let planned = Setting { name: terms.planned.to_string(), settings: policy::settings_of(terms.planned) };
-        std::iter::once(own).chain((is_another && counts).then_some(planned)).collect()
+        let own = Setting {
+            name: conf.filter(|conf| !conf.is_empty()).unwrap_or_else(|| terms.allocator.to_string()),
+            settings: self.settings(point.alloc_conf.as_deref()),
+            rate_gates: !is_another || source != FragmentationSource::Shadow,
+        };
+        let planned =
+            Setting { name: terms.planned.to_string(), settings: policy::settings_of(terms.planned), rate_gates: true };
+        let counts = is_another && source != FragmentationSource::Device;
+        std::iter::once(own).chain(counts.then_some(planned)).collect()
     }
 
     /// What a run of a point is made of.
-    fn basis(&self, point: &Point, history: &History) -> Result<Basis<'_>, String> {
+    pub(super) fn basis(&self, point: &Point, history: &History) -> Result<Basis<'_>, String> {
         if self.probe_shapes()?.is_empty() {
             return self.basis_of_batches(point);
         }
@@ -172,7 +183,7 @@ impl Probed {
     }
 
     /// The same from the probes that foretell batch sizes.
-    fn basis_of_batches(&self, point: &Point) -> Result<Basis<'_>, String> {
+    pub(super) fn basis_of_batches(&self, point: &Point) -> Result<Basis<'_>, String> {
         let own = Kind::of(point);
         // With accumulation a step holds a sum of gradients, so it bounds one without.
         let kinds = [own, Kind { accumulation: 2, ..own }];

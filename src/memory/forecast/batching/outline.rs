@@ -1,0 +1,111 @@
+//! The batches of a run counted: what they hold, and their shapes for the forecast.
+
+use std::collections::HashSet;
+
+use serde::Serialize;
+
+use super::{Batches, Batching, Lengths};
+use crate::memory::forecast::shape::{RunShapes, Shape};
+use crate::memory::policy::FastHash;
+
+/// The steps of a run in figures.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Outline {
+    /// Steps.
+    pub steps: u64,
+    /// Samples in them.
+    pub samples: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// The same with padding.
+    pub padded_tokens: u64,
+    /// Different shapes.
+    pub shapes: u64,
+    /// The most samples of a batch.
+    pub largest_batch: u64,
+    /// The longest rows.
+    pub longest_row: u64,
+    /// Samples and length of the rows of each step.
+    #[serde(skip)]
+    pub batches: Vec<(u32, u32)>,
+}
+
+impl Outline {
+    /// The first `steps` batches.
+    pub fn of_steps(batching: Batching, lengths: &dyn Lengths, steps: u64) -> Self {
+        Self::collect(Batches::new(batching, lengths), |outline, _| outline.steps < steps)
+    }
+
+    /// As many batches as it takes for `samples` samples.
+    pub fn of_samples(batching: Batching, lengths: &dyn Lengths, samples: u64) -> Self {
+        Self::collect(Batches::new(batching, lengths), |_, taken| taken < samples)
+    }
+
+    fn collect(mut batches: Batches<'_>, goes_on: impl Fn(&Self, u64) -> bool) -> Self {
+        let (mut outline, mut shapes) = (Self::default(), HashSet::<u64, FastHash>::default());
+        while goes_on(&outline, batches.taken())
+            && let Some(batch) = batches.next()
+        {
+            // Neither is ever above 2^32: there are bounds for both.
+            let [samples, length] = [batch.samples, batch.length].map(|value| u32::try_from(value).unwrap_or(u32::MAX));
+            outline.steps += 1;
+            outline.samples += batch.samples;
+            outline.tokens = outline.tokens.saturating_add(batch.tokens);
+            outline.padded_tokens = outline.padded_tokens.saturating_add(batch.samples.saturating_mul(batch.length));
+            outline.largest_batch = outline.largest_batch.max(batch.samples);
+            outline.longest_row = outline.longest_row.max(batch.length);
+            outline.batches.push((samples, length));
+            shapes.insert(u64::from(samples) << 32 | u64::from(length));
+        }
+        outline.shapes = shapes.len() as u64;
+        outline
+    }
+
+    /// The share of all tokens that is padding.
+    pub fn padding_share(&self) -> Option<f64> {
+        (self.padded_tokens > 0).then(|| 1.0 - self.tokens as f64 / self.padded_tokens as f64)
+    }
+
+    /// The steps of an epoch of so many samples.
+    pub fn steps_of(&self, samples: u64) -> u64 {
+        if self.samples == 0 {
+            return 0;
+        }
+        let steps = u128::from(samples) * u128::from(self.steps);
+        u64::try_from(steps.div_ceil(u128::from(self.samples))).unwrap_or(u64::MAX)
+    }
+}
+
+/// The batches as the two axes of a forecast: samples and length.
+impl RunShapes for Outline {
+    fn len(&self) -> usize {
+        self.batches.len()
+    }
+
+    /// A run that is rounded up to whole updates goes on with its last batch.
+    fn shape(&self, step: usize) -> Shape {
+        let (samples, length) = self.batches.get(step).or(self.batches.last()).copied().unwrap_or((1, 1));
+        Shape::of([samples, length].map(u64::from))
+    }
+
+    fn period(&self) -> Option<usize> {
+        (self.shapes == 1).then_some(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_shapes_and_steps_are_counted() {
+        let lengths = vec![5, 7, 3, 3];
+        let outline = Outline::of_steps(Batching::of(2), &lengths, 5);
+        assert_eq!((outline.steps, outline.samples, outline.tokens, outline.padded_tokens), (5, 10, 48, 54));
+        assert_eq!((outline.shapes, outline.largest_batch, outline.longest_row), (2, 2, 7));
+        assert!((outline.padding_share().unwrap() - 1.0 / 9.0).abs() < 1e-12);
+        assert_eq!(outline.steps_of(1001), 501);
+        assert_eq!(Outline::of_samples(Batching::of(2), &lengths, 9).steps, 5);
+        assert_eq!(Outline::of_steps(Batching::of(2), &lengths, 0).padding_share(), None);
+    }
+}

@@ -1,0 +1,168 @@
+//! The series of a long run: a bounded number of points, and where its rates rose to new heights.
+
+use serde::{Deserialize, Serialize};
+
+use super::rates;
+use crate::memory::fragmentation::{Rates, peak_rate};
+use crate::memory::policy::PoolState;
+use crate::memory::spec::FragmentationMetric;
+
+/// The most points of a series.
+pub const MAX_POINTS: usize = 1024;
+
+/// The finest rise of a rate that is kept apart from the one before it.
+const HEIGHTS_A_WHOLE: f64 = 1000.0;
+
+/// Where the bytes behind a rate are under this share of the limit they do not gate, as in the rule `fragmentation`.
+const NEGLIGIBLE_DIVISOR: f64 = 100.0;
+
+/// The figures of some steps in a row: the worst of each.
+///
+/// Peaks are of the whole step, with what came after it before the next; L, U and the rates `external` and `reserved` are
+/// taken at its end, where a trial takes its samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LongRunPoint {
+    /// The first of the steps, counted from 0.
+    pub step: u32,
+    /// The highest A in them.
+    pub peak_allocated_bytes: u64,
+    /// The highest V in them.
+    pub peak_reserved_bytes: u64,
+    /// L: the least of what one request could have had.
+    pub largest_satisfiable_bytes: u64,
+    /// U: the most free bytes that releasing the cache could not have given back.
+    pub unreleasable_bytes: u64,
+    /// The highest rates. `external` is `None` without a limit.
+    pub rates: Rates,
+    /// 1 − the highest A of the run so far / the highest V in the step: the rate that decides, see
+    /// [`against_need`](crate::memory::fragmentation::against_need).
+    pub against_need: Option<f64>,
+}
+
+impl LongRunPoint {
+    /// The point of one step. `need_bytes` is the highest A up to its end.
+    pub(super) fn of(step: u32, state: &PoolState, need_bytes: u64) -> Self {
+        Self {
+            step,
+            peak_allocated_bytes: state.peak_allocated_bytes,
+            peak_reserved_bytes: state.peak_reserved_bytes,
+            largest_satisfiable_bytes: state.largest_satisfiable_bytes,
+            unreleasable_bytes: state.unreleasable_bytes,
+            rates: rates(state),
+            against_need: peak_rate(need_bytes, state.peak_reserved_bytes),
+        }
+    }
+
+    /// The rate that gates under a metric: `peak` is held against the highest need so far.
+    pub fn gating_rate(&self, metric: FragmentationMetric) -> Option<f64> {
+        match metric {
+            FragmentationMetric::Peak => self.against_need,
+            FragmentationMetric::External | FragmentationMetric::Reserved => self.rates.get(metric),
+        }
+    }
+
+    fn joined(self, next: Self) -> Self {
+        let higher = |one: Option<f64>, other: Option<f64>| match (one, other) {
+            (Some(one), Some(other)) => Some(one.max(other)),
+            (one, other) => one.or(other),
+        };
+        Self {
+            step: self.step,
+            peak_allocated_bytes: self.peak_allocated_bytes.max(next.peak_allocated_bytes),
+            peak_reserved_bytes: self.peak_reserved_bytes.max(next.peak_reserved_bytes),
+            largest_satisfiable_bytes: self.largest_satisfiable_bytes.min(next.largest_satisfiable_bytes),
+            unreleasable_bytes: self.unreleasable_bytes.max(next.unreleasable_bytes),
+            rates: Rates {
+                peak: higher(self.rates.peak, next.rates.peak),
+                external: higher(self.rates.external, next.rates.external),
+                reserved: higher(self.rates.reserved, next.rates.reserved),
+            },
+            against_need: higher(self.against_need, next.against_need),
+        }
+    }
+}
+
+/// Points, thinned out as they come.
+#[derive(Debug)]
+pub(super) struct Series {
+    points: Vec<LongRunPoint>,
+    /// Steps of a point.
+    stride: u32,
+    /// Steps of the last point so far.
+    filled: u32,
+}
+
+impl Default for Series {
+    fn default() -> Self {
+        Self { points: Vec::new(), stride: 1, filled: 1 }
+    }
+}
+
+impl Series {
+    pub(super) fn push(&mut self, point: LongRunPoint) {
+        if self.filled < self.stride
+            && let Some(last) = self.points.last_mut()
+        {
+            *last = last.joined(point);
+            self.filled += 1;
+            return;
+        }
+        if self.points.len() == MAX_POINTS {
+            let pairs = self.points.chunks(2);
+            self.points = pairs.filter_map(|pair| pair.iter().copied().reduce(LongRunPoint::joined)).collect();
+            self.stride = self.stride.saturating_mul(2);
+        }
+        self.points.push(point);
+        self.filled = 1;
+    }
+
+    pub(super) fn into_points(self) -> Vec<LongRunPoint> {
+        self.points
+    }
+}
+
+/// A rate that was higher than all before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Height {
+    step: u32,
+    rate: f64,
+}
+
+/// The steps after the first ones in which a rate rose to a new height, so that the first step over any threshold is known
+/// although the series is thinned. Bytes under 1 % of the limit are left out. Exact for thresholds in whole thousandths, and bounded: one height for each of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Heights {
+    peak: Vec<Height>,
+    external: Vec<Height>,
+    reserved: Vec<Height>,
+}
+
+impl Heights {
+    /// Takes a step under a limit.
+    pub(super) fn take(&mut self, point: &LongRunPoint, limit_bytes: u64) {
+        use FragmentationMetric::{External, Peak, Reserved};
+        let negligible_bytes = if limit_bytes == u64::MAX { 0.0 } else { limit_bytes as f64 / NEGLIGIBLE_DIVISOR };
+        for (heights, metric) in
+            [(&mut self.peak, Peak), (&mut self.external, External), (&mut self.reserved, Reserved)]
+        {
+            let Some(rate) = point.gating_rate(metric).filter(|rate| rate.is_finite()) else { continue };
+            if rate * (point.peak_reserved_bytes as f64) < negligible_bytes {
+                continue;
+            }
+            let level = |rate: f64| (rate * HEIGHTS_A_WHOLE).ceil();
+            if heights.last().is_none_or(|last| level(rate) > level(last.rate)) {
+                heights.push(Height { step: point.step, rate });
+            }
+        }
+    }
+
+    /// The first step in which a rate was above a threshold, with the rate.
+    pub fn first_above(&self, metric: FragmentationMetric, threshold: f64) -> Option<(u32, f64)> {
+        let heights = match metric {
+            FragmentationMetric::Peak => &self.peak,
+            FragmentationMetric::External => &self.external,
+            FragmentationMetric::Reserved => &self.reserved,
+        };
+        heights.iter().find(|height| height.rate > threshold).map(|height| (height.step, height.rate))
+    }
+}

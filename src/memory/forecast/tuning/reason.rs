@@ -1,0 +1,106 @@
+//! Why a setting was chosen, in a sentence.
+
+use super::choice::is_busy;
+use super::{Ending, Stage, Task, Tried};
+use crate::memory::forecast::long_run::LongRunEnd;
+use crate::units::{Bytes, plural};
+
+/// What else there is to be told.
+pub(super) struct Told<'a> {
+    pub(super) task: &'a Task<'a>,
+    /// Where the live bytes alone run out.
+    pub(super) hopeless: Option<LongRunEnd>,
+}
+
+/// The sentence.
+pub(super) fn of(tried: &[Tried], chosen: Option<usize>, told: &Told<'_>) -> String {
+    let Some(baseline) = tried.first() else { return String::new() };
+    match chosen.and_then(|place| tried.get(place)) {
+        None => of_none(tried, baseline, told),
+        Some(choice) if choice.stage == Stage::Baseline => of_baseline(tried, baseline),
+        Some(choice) => of_change(choice, baseline),
+    }
+}
+
+fn of_none(tried: &[Tried], baseline: &Tried, told: &Told<'_>) -> String {
+    let (limit, steps) = (Bytes(told.task.limit_bytes), told.task.steps);
+    if let Some(end) = told.hopeless {
+        return format!(
+            "no setting helps: at step {} the run needs {} at once, and the limit is {limit}",
+            end.step,
+            Bytes(end.allocated_bytes.saturating_add(end.requested_bytes))
+        );
+    }
+    let furthest = tried
+        .iter()
+        .max_by_key(|one| (one.figures.steps, std::cmp::Reverse(one.candidate.distance(&baseline.candidate))));
+    let furthest = furthest.unwrap_or(baseline);
+    format!(
+        "none of {} survives under {limit}: `{}` gets furthest, to step {} of {}",
+        plural(tried.len(), "setting"),
+        furthest.candidate,
+        furthest.figures.steps,
+        steps
+    )
+}
+
+fn of_baseline(tried: &[Tried], baseline: &Tried) -> String {
+    let figures = &baseline.figures;
+    let (held, needed) = (Bytes(figures.peak_reserved_bytes), Bytes(figures.peak_allocated_bytes));
+    match tried.len() {
+        // Nothing keeps the terms where the baseline breaks them and is best.
+        _ if baseline.breach.is_some() => format!(
+            "`{}` stays, since no other setting does better: {}",
+            baseline.candidate,
+            baseline.breach.as_ref().map(ToString::to_string).unwrap_or_default()
+        ),
+        0 | 1 => format!(
+            "`{}` stays: it holds {held} where {needed} are live at once, and what no setting can save is no gain",
+            baseline.candidate
+        ),
+        others => format!(
+            "`{}` stays: it holds {held} where {needed} are live at once, and none of {} is better by 1 % of the limit",
+            baseline.candidate,
+            plural(others - 1, "other setting")
+        ),
+    }
+}
+
+fn of_change(choice: &Tried, baseline: &Tried) -> String {
+    let figures = &choice.figures;
+    let held = format!(
+        "`{}` holds {} where {} are live at once",
+        choice.candidate,
+        Bytes(figures.peak_reserved_bytes),
+        Bytes(figures.peak_allocated_bytes)
+    );
+    let busy = if is_busy(choice) {
+        format!("; it goes to the device {} times in {} steps, which costs time", figures.device_calls, figures.steps)
+    } else {
+        String::new()
+    };
+    match (baseline.ending, baseline.figures.out_of_memory) {
+        (Ending::OutOfMemory, Some(end)) => format!(
+            "{held} and survives {}; `{}` runs out of memory at step {}{busy}",
+            plural(figures.steps as usize, "step"),
+            baseline.candidate,
+            end.step
+        ),
+        _ if baseline.breach.is_some() && choice.breach.is_none() => format!(
+            "{held}; under `{}`: {}{busy}",
+            baseline.candidate,
+            baseline.breach.as_ref().map(ToString::to_string).unwrap_or_default()
+        ),
+        _ if is_busy(baseline) && !is_busy(choice) => format!(
+            "{held}; `{}` goes to the device {} times in {}{busy}",
+            baseline.candidate,
+            baseline.figures.device_calls,
+            plural(baseline.figures.steps as usize, "step")
+        ),
+        _ => format!(
+            "{held}, {} less than `{}`{busy}",
+            Bytes(baseline.figures.peak_reserved_bytes.saturating_sub(figures.peak_reserved_bytes)),
+            baseline.candidate
+        ),
+    }
+}
