@@ -186,6 +186,27 @@ fn the_reference_file_has_every_key_of_the_schema_and_no_other() {
 }
 
 #[test]
+fn of_a_launcher_the_command_alone_makes_another_study() {
+    let sha256 = |launcher: &str| parse(SMALL, &[&format!("launcher={launcher}")]).unwrap().sha256();
+    let slurm = sha256("slurm");
+    assert_eq!(sha256("{command: slurm, start_timeout: 2h, workers: 4, cancel: [scancel, \"{SLURM_JOB_ID}\"]}"), slurm);
+    assert_ne!(sha256("{command: [srun]}"), slurm);
+    assert_ne!(sha256("null"), slurm);
+    assert_eq!(sha256("null"), parse(SMALL, &[]).unwrap().sha256());
+}
+
+#[test]
+fn a_launcher_survives_printing() {
+    for launcher in
+        ["slurm", "{command: slurm, workers: 2}", "{command: [ssh, n1, \"{{x}}\"], cancel: [ssh, n1, \"kill {pid}\"]}"]
+    {
+        let plan = parse(SMALL, &[&format!("launcher={launcher}")]).unwrap();
+        assert_eq!(parse(&plan.to_yaml().unwrap(), &[]).unwrap(), plan, "{launcher}");
+    }
+    assert!(parse(SMALL, &["launcher=slurm"]).unwrap().to_yaml().unwrap().contains("\nlauncher: slurm\n"));
+}
+
+#[test]
 fn commented_examples_in_the_reference_file_are_true() {
     for set in [
         "name=my-study",
@@ -193,7 +214,9 @@ fn commented_examples_in_the_reference_file_are_true() {
         "model.layers=4",
         "model.options={dropout: 0.1}",
         "data.sequence_length={min: 64, max: 512, distribution: uniform}",
-        "launcher={command: [srun, --ntasks=1, \"--job-name={trial}\"]}",
+        "launcher=slurm",
+        "launcher={command: slurm, start_timeout: 1h}",
+        "launcher={command: [srun, --ntasks=1, \"--gres=gpu:1\", \"--job-name={trial}\"], workers: 2, start_timeout: 10m, cancel: [scancel, --quiet, \"{SLURM_JOB_ID}\"]}",
     ] {
         let unsupported = |problem: &config::Problem| problem.kind() == ProblemKind::NotSupported;
         match parse(REFERENCE, &[set]) {
@@ -205,7 +228,7 @@ fn commented_examples_in_the_reference_file_are_true() {
 
 #[test]
 fn every_configuration_that_ships_is_sound_and_prints_as_a_file_that_gives_the_same_plan() {
-    for name in ["quickstart", "gpt2-medium", "llama", "llama-2-7b", "bert", "resnet", "vit", "reference"] {
+    for name in ["quickstart", "gpt2-medium", "llama", "llama-2-7b", "bert", "resnet", "vit", "slurm", "reference"] {
         let plan = load(&format!("configs/{name}.yaml")).unwrap_or_else(|error| panic!("{error}"));
         let printed = plan.to_yaml().unwrap();
         // From another directory: what is printed holds absolute paths.

@@ -31,8 +31,19 @@ use nix::errno::Errno;
 use nix::sys::signal::{kill, killpg};
 use nix::unistd::Pid;
 
+#[path = "workers/launched.rs"]
+mod launched;
 #[path = "workers/scripted.rs"]
 mod scripted;
+
+use launched::{
+    a_launcher_s_status_is_its_worker_s_and_never_an_answer,
+    a_launcher_that_starts_nothing_is_told_from_a_worker_that_fails,
+    a_real_worker_leaves_when_it_hears_nothing_for_its_lease, a_trial_whose_worker_lost_us_is_run_again,
+    a_worker_out_of_reach_of_signals_is_cancelled, a_worker_that_never_starts_is_an_outcome_of_its_own,
+    a_worker_whose_launcher_is_killed_is_cancelled, an_idle_worker_is_pinged_for_as_long_as_the_driver_lives,
+    every_launched_worker_is_cancelled_whatever_its_end, launched_workers_run_trials_in_a_session_of_their_own,
+};
 
 /// How often every fault is repeated: a leak of one thing a fault shows long before a study has as many.
 const REPEATS: u32 = 20;
@@ -75,9 +86,25 @@ const TESTS: &[Test] = tests![
     a_real_worker_refuses_a_workload_that_it_does_not_know,
     a_real_worker_leaves_at_the_end_of_its_input_whatever_it_is_doing,
     a_real_worker_ends_with_its_parent_though_its_input_stays_open,
+    launched_workers_run_trials_in_a_session_of_their_own,
+    a_launcher_s_status_is_its_worker_s_and_never_an_answer,
+    a_worker_out_of_reach_of_signals_is_cancelled,
+    a_worker_whose_launcher_is_killed_is_cancelled,
+    every_launched_worker_is_cancelled_whatever_its_end,
+    a_launcher_that_starts_nothing_is_told_from_a_worker_that_fails,
+    a_worker_that_never_starts_is_an_outcome_of_its_own,
+    a_trial_whose_worker_lost_us_is_run_again,
+    a_real_worker_leaves_when_it_hears_nothing_for_its_lease,
+    an_idle_worker_is_pinged_for_as_long_as_the_driver_lives,
 ];
 
 fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some(launched::LAUNCH) {
+        let command: Vec<std::ffi::OsString> = std::env::args_os().skip(2).collect();
+        let error = batchtune::trial::launcher::session::become_launcher(&command);
+        let _ = writeln!(io::stderr(), "{error}");
+        return ExitCode::from(batchtune::trial::launcher::session::NOT_FOUND);
+    }
     match std::env::var(scripted::PART).as_deref() {
         Ok(REAL_WORKER) => return batchtune::trial::worker::main(&Registry::default().with(Stuck)),
         Ok(PARENT) => return parent_of_a_worker(),

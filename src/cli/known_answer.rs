@@ -108,13 +108,14 @@ fn is_proved(recommendation: &Recommendation, history: &History, plan: &Plan) ->
 }
 
 impl Answer {
-    /// Whether it holds on this device: the same one, with the memory that it was proved under.
-    pub(super) fn holds_on(&self, facts: &DeviceFacts) -> bool {
+    /// Whether it holds on this device: the same one, with the memory that it was proved under. A launcher gives any of
+    /// its kind, today this and tomorrow that.
+    pub(super) fn holds_on(&self, facts: &DeviceFacts, plan: &Plan) -> bool {
         let known = &self.recommendation.environment;
-        let identity = |facts: &DeviceFacts| {
-            (facts.device.clone(), facts.name.clone(), facts.uuid.clone(), facts.driver.clone(), facts.hostname.clone())
-        };
-        identity(known) == identity(facts)
+        let kind = |facts: &DeviceFacts| (facts.device.clone(), facts.name.clone(), facts.driver.clone());
+        let identity = |facts: &DeviceFacts| (facts.uuid.clone(), facts.hostname.clone());
+        kind(known) == kind(facts)
+            && (plan.launcher.is_some() || identity(known) == identity(facts))
             && known.total_bytes == facts.total_bytes
             && known.allocator == facts.allocator
             && known.limit_bytes <= facts.free_bytes.max(facts.limit_bytes)

@@ -75,7 +75,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         }
         known_answer::Found::Answer(answer) => {
             // A device that cannot be opened is reported by the study, as always.
-            if weakest(&mut slots).is_some_and(|facts| answer.holds_on(&facts)) {
+            if weakest(&mut slots).is_some_and(|facts| answer.holds_on(&facts, plan)) {
                 return offer(args, &folder, (&mut *reporter, mode), &answer);
             }
         }

@@ -1,6 +1,6 @@
 //! The environment: the settings of PyTorch's allocator, and what slows every step.
 
-use super::{Facts, Finding, Level, driver};
+use super::{Facts, Finding, Level, SlurmFacts, driver};
 use crate::memory::policy::{AllocConf, Backend};
 use crate::text::{harmless, with_causes};
 use crate::units::Bytes;
@@ -31,7 +31,21 @@ pub(super) fn examine(facts: &Facts) -> Vec<Finding> {
         (Some(conf), None) => findings.push(settings(NAMES[0], conf)),
     }
     findings.extend(blocking(environment.launch_blocking.as_deref()));
+    findings.extend(environment.slurm.as_ref().map(slurm));
     findings
+}
+
+/// A cluster's scheduler, which trials can be run through.
+fn slurm(slurm: &SlurmFacts) -> Finding {
+    let srun = shown(&slurm.srun.to_string_lossy());
+    let (found, meaning) = match &slurm.job {
+        Some(job) => (
+            format!("Slurm: `{srun}`, inside job {}", shown(job)),
+            "`launcher: slurm` runs trials as steps of this job, and all ends with it",
+        ),
+        None => (format!("Slurm: `{srun}`"), "`launcher: slurm` runs trials as jobs of the cluster's"),
+    };
+    Finding::new("slurm", Level::Fine, found, meaning)
 }
 
 fn shown(text: &str) -> String {

@@ -1,6 +1,6 @@
 //! What there is to judge.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::device::cuda;
 use crate::device::facts::{HostLimits, limits};
@@ -64,6 +64,23 @@ pub struct Environment {
     pub device_order: Option<String>,
     /// `CUDA_LAUNCH_BLOCKING`.
     pub launch_blocking: Option<String>,
+    /// Slurm, where this machine has it.
+    pub slurm: Option<SlurmFacts>,
+}
+
+/// Slurm, as far as it is seen without asking it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlurmFacts {
+    /// Where `srun` is.
+    pub srun: PathBuf,
+    /// The job that this process runs in.
+    pub job: Option<String>,
+}
+
+/// The first `srun` in the folders of `path`, as `PATH` lists them.
+fn slurm(path: &str, job: Option<String>) -> Option<SlurmFacts> {
+    let srun = std::env::split_paths(path).map(|folder| folder.join("srun")).find(|file| file.is_file())?;
+    Some(SlurmFacts { srun, job })
 }
 
 impl Facts {
@@ -99,6 +116,7 @@ impl Environment {
             visible_devices: variable(VISIBLE_DEVICES),
             device_order: variable("CUDA_DEVICE_ORDER"),
             launch_blocking: variable("CUDA_LAUNCH_BLOCKING"),
+            slurm: variable("PATH").and_then(|path| slurm(&path, variable("SLURM_JOB_ID"))),
         }
     }
 }

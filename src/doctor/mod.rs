@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use crate::exit_code;
 
-pub use facts::{CardFacts, DriverFacts, Environment, Facts};
+pub use facts::{CardFacts, DriverFacts, Environment, Facts, SlurmFacts};
 
 /// How serious a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

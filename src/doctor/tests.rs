@@ -265,3 +265,21 @@ fn this_machine_can_be_asked() {
     assert_eq!(diagnosis.status == Status::NoDevice, facts.cards.is_empty());
     assert!(diagnosis.findings.len() >= 7);
 }
+
+#[test]
+fn slurm_is_found_on_the_path_and_its_job_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = format!("/nonexistent:{}", folder.path().display());
+    let of = |name: &str| match name {
+        "PATH" => Some(path.clone()),
+        "SLURM_JOB_ID" => Some("12".to_owned()),
+        _ => None,
+    };
+    assert_eq!(Environment::of(of).slurm, None);
+    std::fs::write(folder.path().join("srun"), "").unwrap();
+    let environment = Environment::of(of);
+    assert_eq!(environment.slurm.as_ref().unwrap().job.as_deref(), Some("12"));
+    let facts = Facts { environment, ..sound() };
+    let finding = examine(&facts).findings.into_iter().find(|finding| finding.check == "slurm").unwrap();
+    assert!(finding.level == Level::Fine && finding.found.ends_with("inside job 12"), "{finding:?}");
+}

@@ -3,7 +3,7 @@
 //! A [`TrialSpec`] says what to run. An [`Executor`] runs it and gives back a [`TrialRecord`], which always ends in
 //! a named [`Outcome`]. The one that ships ([`process::ProcessExecutor`]) starts a worker process (`tune worker`),
 //! speaks the line protocol of [`protocol`] with it, and tells outcomes apart by typed messages, exit status and
-//! signal, never by searching text. The worker's side is [`worker`], which turns the times of its steps into a
+//! signal, never by searching text. A [`launcher`] may stand in between and start the worker on another machine. The worker's side is [`worker`], which turns the times of its steps into a
 //! [`Measurement`] by [`measure`] and [`statistics`]. [`journal`] keeps every record.
 //!
 //! This room does not know the search: a verdict is a JSON value to it.

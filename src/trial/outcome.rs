@@ -4,11 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::launcher::Place;
+use super::launcher::WorkerFacts;
 use super::outlook::Outlook;
 use super::spec::TrialSpec;
 use super::statistics::{Trust, round_for_json};
-use crate::device::DeviceFacts;
 use crate::memory::{MemorySample, Phase};
 
 /// How a trial ended. Every trial ends in exactly one of these.
@@ -250,51 +249,13 @@ pub struct TrialRecord {
     pub warnings: Vec<String>,
     /// Wall time of the trial.
     pub seconds: f64,
+    /// Where it ran; absent where the tuner does not know (a program of the user's own, an earlier version's journal).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<WorkerFacts>,
     /// What is forecast of the whole run, in a soak. It is part of the record so that a rule can read it, and so that a
     /// resumed study need not play the run again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outlook: Option<Outlook>,
-    /// Where it ran; absent where the tuner does not know (a program of the user's own, an earlier version's journal).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub worker: Option<WorkerFacts>,
-}
-
-/// Where a trial ran: behind a launcher each may run on another machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorkerFacts {
-    /// The machine's name.
-    pub node: String,
-    /// The device: `cpu` or `cuda:0`.
-    pub device: String,
-    /// The product name of the card or of the processor.
-    pub name: String,
-    /// The card's UUID, where there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uuid: Option<String>,
-    /// The driver's version, where there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub driver: Option<String>,
-    /// Slurm's number of the job, where it ran in one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slurm_job_id: Option<String>,
-    /// Slurm's number of the step, where it ran in one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slurm_step_id: Option<String>,
-}
-
-impl WorkerFacts {
-    /// What a worker at `place` with this device is.
-    pub fn new(place: &Place, facts: &DeviceFacts) -> Self {
-        Self {
-            node: place.node.clone().unwrap_or_else(|| facts.hostname.clone()),
-            device: facts.device.clone(),
-            name: facts.name.clone(),
-            uuid: facts.uuid.clone(),
-            driver: facts.driver.clone(),
-            slurm_job_id: place.slurm_job_id.clone(),
-            slurm_step_id: place.slurm_step_id.clone(),
-        }
-    }
 }
 
 impl TrialRecord {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use batchtune::device::DeviceFacts;
 use batchtune::memory::MemorySample;
-use batchtune::trial::exit_status::FAR_OVER_LIMIT;
+use batchtune::trial::exit_status::{FAR_OVER_LIMIT, LEASE_EXPIRED};
 use batchtune::trial::launcher::Place;
 use batchtune::trial::outcome::{Measurement, StepTimes};
 use batchtune::trial::protocol::{FromWorker, MAX_LINE_BYTES, PROTOCOL, Refusal, ToWorker};
@@ -62,6 +62,7 @@ pub(crate) fn play(part: &str) -> ExitCode {
                 }
                 run_well(part, &trial, &limit, &mut stage);
             }
+            ToWorker::Ping if part == "counts_pings" => note("pings", "ping"),
             ToWorker::Stop | ToWorker::Ping => {}
             ToWorker::Exit => return ExitCode::SUCCESS,
         }
@@ -165,6 +166,16 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
         "leaves_with_status_9" => {
             let _ = writeln!(io::stderr(), "the last words\u{7}");
             return Some(ExitCode::from(9));
+        }
+        "loses_its_lease" => {
+            raw(&step);
+            return Some(ExitCode::from(LEASE_EXPIRED as u8));
+        }
+        "loses_its_lease_once" if !beside_pids("lost").exists() => {
+            fs::write(beside_pids("lost"), "").expect("the file can be written");
+            raw(&step);
+            say(stage, &FromWorker::Sample { trial: trial.id, sample: MemorySample::default() });
+            return Some(ExitCode::from(LEASE_EXPIRED as u8));
         }
         "goes_far_over_the_limit" => return Some(ExitCode::from(FAR_OVER_LIMIT as u8)),
         "is_killed_for_host_memory" => {
@@ -341,10 +352,20 @@ fn start_grandchild() {
     note_pid(child.id());
 }
 
-fn note_pid(pid: u32) {
-    let path = std::env::var(PIDS).expect("the file for process numbers is set");
-    let mut file = OpenOptions::new().append(true).create(true).open(path).expect("the file can be opened");
-    file.write_all(format!("{pid}\n").as_bytes()).expect("the file can be written");
+pub(crate) fn note_pid(pid: u32) {
+    note("pids", &pid.to_string());
+}
+
+/// A file in the study's directory, where that for process numbers is.
+fn beside_pids(name: &str) -> PathBuf {
+    let pids = PathBuf::from(std::env::var_os(PIDS).expect("the file for process numbers is set"));
+    pids.with_file_name(name)
+}
+
+fn note(name: &str, line: &str) {
+    let mut file =
+        OpenOptions::new().append(true).create(true).open(beside_pids(name)).expect("the file can be opened");
+    file.write_all(format!("{line}\n").as_bytes()).expect("the file can be written");
 }
 
 /// The count in the stand-in for the cgroup's file.

@@ -25,8 +25,7 @@ use crate::memory::fragmentation::external_rate;
 use crate::memory::{MemorySample, Rates};
 use crate::search::Ask;
 use crate::text::with_causes;
-use crate::trial::launcher::Place;
-use crate::trial::outcome::WorkerFacts;
+use crate::trial::launcher::{Place, WorkerFacts};
 use crate::trial::{Executor, ExecutorError, Interrupt, Observation, TrialRecord, TrialSpec};
 use crate::units::Bytes;
 

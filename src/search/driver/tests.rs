@@ -209,3 +209,18 @@ fn an_output_that_cannot_be_written_is_refused_before_any_trial() {
     assert!(matches!(error, DriverError::Report(ReportError::Write { .. })));
     assert!(executor.ran.is_empty());
 }
+
+#[test]
+fn a_launcher_that_starts_nothing_ends_the_study_and_says_nothing_of_the_point() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(16);
+    let mut executor = ScriptedExecutor::new(|spec| match spec.id.0 {
+        2.. => Script::Ends(Outcome::NotStarted { seconds: 600.0, log: "job 7 queued".to_owned() }),
+        _ => Script::healthy(&spec.point),
+    });
+    let result = study_in(folder.path(), &plan, &mut executor, Vec::new()).unwrap();
+    let End::NotStarted(reason) = &result.end else { panic!("{:?}", result.end) };
+    assert!(reason.contains("within 600 s") && reason.contains("job 7 queued"), "{reason}");
+    assert_eq!((executor.ran.len(), result.history.trials().len()), (2, 1), "a resumed study runs it");
+    assert!(result.recommendation.rejected.iter().all(|rejected| rejected.outcome != "not_started"));
+}

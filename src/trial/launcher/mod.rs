@@ -41,7 +41,7 @@ mod template;
 pub use cancel::Cancel;
 pub(in crate::trial) use cancel::Identity;
 pub use launch::{Launch, Launcher, Setting, Starter, Surroundings};
-pub use place::Place;
+pub use place::{Place, WorkerFacts};
 pub use template::{Holder, Placeholder, Template, UnknownPlaceholder};
 
 /// The status that `srun` is told to have for errors of its own, so that they are told apart from the worker's.

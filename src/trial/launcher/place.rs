@@ -1,15 +1,17 @@
-//! Where a worker runs, as it says itself in its hello.
+//! Where a worker runs, as it says itself in its hello, and where a trial ran, as its record keeps it.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::facts;
+use crate::device::{DeviceFacts, facts};
 
 /// Slurm's number of a job, in the environment of what runs in it.
 pub(super) const JOB_VARIABLE: &str = "SLURM_JOB_ID";
 /// Slurm's number of a step.
 pub(super) const STEP_VARIABLE: &str = "SLURM_STEP_ID";
+/// Slurm's name of the machine, which need not be its own.
+const NODE_VARIABLE: &str = "SLURMD_NODENAME";
 /// The longest host name that is one (RFC 1035).
 const LONGEST_NODE: usize = 255;
 /// The longest number that is an id.
@@ -38,7 +40,7 @@ impl Place {
     /// Where a process with these variables runs.
     pub(super) fn of(variable: impl Fn(&str) -> Option<String>, hostname: &str) -> Self {
         let place = Self {
-            node: Some(hostname.to_owned()),
+            node: variable(NODE_VARIABLE).or_else(|| Some(hostname.to_owned())),
             slurm_job_id: variable(JOB_VARIABLE),
             slurm_step_id: variable(STEP_VARIABLE),
         };
@@ -54,6 +56,44 @@ impl Place {
             node: self.node.filter(|node| is_host_name(node)),
             slurm_job_id: self.slurm_job_id.filter(is_id),
             slurm_step_id: self.slurm_step_id.filter(is_id),
+        }
+    }
+}
+
+/// Where a trial ran: behind a launcher each may run on another machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerFacts {
+    /// The machine's name.
+    pub node: String,
+    /// The device: `cpu` or `cuda:0`.
+    pub device: String,
+    /// The product name of the card or of the processor.
+    pub name: String,
+    /// The card's UUID, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// The driver's version, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Slurm's number of the job, where it ran in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_job_id: Option<String>,
+    /// Slurm's number of the step, where it ran in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_step_id: Option<String>,
+}
+
+impl WorkerFacts {
+    /// What a worker at `place` with this device is.
+    pub fn new(place: &Place, facts: &DeviceFacts) -> Self {
+        Self {
+            node: place.node.clone().unwrap_or_else(|| facts.hostname.clone()),
+            device: facts.device.clone(),
+            name: facts.name.clone(),
+            uuid: facts.uuid.clone(),
+            driver: facts.driver.clone(),
+            slurm_job_id: place.slurm_job_id.clone(),
+            slurm_step_id: place.slurm_step_id.clone(),
         }
     }
 }
@@ -85,6 +125,13 @@ mod tests {
             slurm_step_id: Some("0".to_owned()),
         };
         assert_eq!(good.clone().checked(), good);
+    }
+
+    #[test]
+    fn slurm_s_name_of_a_machine_goes_before_its_own() {
+        let of = |name: &str| (name == NODE_VARIABLE).then(|| "n1".to_owned());
+        assert_eq!(Place::of(of, "host").node.as_deref(), Some("n1"));
+        assert_eq!(Place::of(|_| None, "host").node.as_deref(), Some("host"));
     }
 
     #[test]

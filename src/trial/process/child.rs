@@ -14,23 +14,21 @@
 //! where there is no time, since that is what it can pass on, and whatever was seen of its end, the cancel command runs
 //! after it ([`Cancel`](crate::trial::launcher::Cancel)).
 
-use std::io::Write;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never, select_biased};
+use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use super::group::{await_vanishing, watch_end};
 use super::reader::{Line, LogTail, read_log, read_messages};
+use super::start::{command_of, command_of_launch, speak};
 use super::{Patience, WorkerCommand};
 use crate::trial::executor::ExecutorError;
-use crate::trial::launcher::{Cancel, Identity, Launch};
-use crate::trial::outcome::WorkerFacts;
+use crate::trial::launcher::{Cancel, Identity, Launch, WorkerFacts};
 use crate::trial::protocol::{FromWorker, PINGS_PER_LEASE, ToWorker};
 
 /// Messages that may wait to be looked at.
@@ -237,7 +235,9 @@ impl Worker {
     /// Ends the worker and everything in its group. May be called again.
     pub(super) fn end(&mut self, manner: Manner, patience: &Patience) -> End {
         let mut is_gone = self.state != State::Running;
-        if !is_gone && manner == Manner::Gently {
+        // A launcher whose worker has not spoken may have none yet, and nobody who could be asked.
+        let can_be_asked = !self.is_launched || self.identity.pid.is_some();
+        if !is_gone && can_be_asked && manner == Manner::Gently {
             self.send(&ToWorker::Exit);
             self.input = None;
             is_gone = self.exits_within(patience.leave);
@@ -291,53 +291,4 @@ impl Drop for Worker {
             self.end(Manner::AtOnce, &Patience::with_step_timeout(Duration::ZERO));
         }
     }
-}
-
-/// Writes lines as they come, and pings while there are none. Not before the first: while a launcher waits for its job
-/// nobody reads, and a worker has its lease from the start.
-fn speak(mut stdin: ChildStdin, lines: &Receiver<Vec<u8>>, every: Duration) {
-    let mut ping = serde_json::to_vec(&ToWorker::Ping).unwrap_or_default();
-    ping.push(b'\n');
-    let mut line = lines.recv().ok();
-    while let Some(bytes) = &line {
-        if stdin.write_all(bytes).and_then(|()| stdin.flush()).is_err() {
-            return;
-        }
-        line = match lines.recv_timeout(every) {
-            Ok(line) => Some(line),
-            Err(RecvTimeoutError::Timeout) => Some(ping.clone()),
-            Err(RecvTimeoutError::Disconnected) => None,
-        };
-    }
-}
-
-/// The launcher's command. The number of processors is the other machine's to count, and the session is made by what
-/// becomes the launcher.
-fn command_of_launch(launch: &Launch, worker: &WorkerCommand) -> Command {
-    let mut command = Command::new(&launch.program);
-    command.args(&launch.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    for name in launch.removed {
-        command.env_remove(name);
-    }
-    command.envs(launch.added.iter().map(|(name, value)| (*name, value)));
-    command.envs(worker.environment.iter().map(|(name, value)| (name, value)));
-    command
-}
-
-fn command_of(worker: &WorkerCommand) -> Command {
-    let mut command = Command::new(&worker.program);
-    command
-        .args(&worker.arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0);
-    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
-        // Without it every matrix product of candle's reads /proc/cpuinfo again. The count honours both the affinity
-        // mask and the cgroup's quota.
-        let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        command.env("RAYON_NUM_THREADS", cpus.to_string());
-    }
-    command.envs(worker.environment.iter().map(|(name, value)| (name, value)));
-    command
 }

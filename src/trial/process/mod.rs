@@ -43,6 +43,7 @@ mod host_memory;
 mod opening;
 mod pause;
 pub(in crate::trial) mod reader;
+mod start;
 
 pub use child::Manner;
 use child::Worker;

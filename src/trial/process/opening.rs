@@ -13,8 +13,7 @@ use crate::device::DeviceFacts;
 use crate::memory::LimitSpec;
 use crate::trial::executor::ExecutorError;
 use crate::trial::exit_status::LEASE_EXPIRED;
-use crate::trial::launcher::{Identity, Launcher};
-use crate::trial::outcome::WorkerFacts;
+use crate::trial::launcher::{Identity, Launcher, WorkerFacts};
 use crate::trial::protocol::{FromWorker, PROTOCOL, Refusal, ToWorker};
 use crate::trial::spec::WorkloadSpec;
 use crate::units::Bytes;
@@ -106,6 +105,7 @@ impl ProcessExecutor {
         };
         let mut until = Instant::now() + patience;
         let mut last_look = LastLook::now();
+        let mut is_closed = false;
         let unheard = loop {
             if self.cancelled() {
                 return Err(ExecutorError::Cancelled);
@@ -120,6 +120,7 @@ impl ProcessExecutor {
                 Seen::Exited => until = until.min(Instant::now() + LAST_WORDS),
                 // A launcher's status is on its way.
                 Seen::Closed if worker.is_launched() && !worker.has_exited() => {
+                    is_closed = true;
                     until = until.min(Instant::now() + LAST_WORDS);
                 }
                 Seen::Closed => break Unheard::Ended("it ended"),
@@ -127,7 +128,8 @@ impl ProcessExecutor {
                 Seen::Torn => break Unheard::Ended("it ended within a line"),
             }
             if Instant::now() >= until {
-                break if worker.has_exited() { Unheard::Ended("it ended") } else { Unheard::Silent(patience) };
+                let is_over = is_closed || worker.has_exited();
+                break if is_over { Unheard::Ended("it ended") } else { Unheard::Silent(patience) };
             }
         };
         let end = worker.end(Manner::Gently, &self.config.patience);

@@ -43,10 +43,10 @@ impl Inbox {
     pub fn listen(input: impl BufRead + Send + 'static, leave: impl FnOnce(i32) + Send + 'static) -> Self {
         let (sender, requests) = unbounded();
         let stop = Arc::new(AtomicBool::new(false));
-        let lease = Arc::new(Lease::default());
-        let (flag, renewed) = (Arc::clone(&stop), Arc::clone(&lease));
+        let held = Arc::new(Lease::default());
+        let (flag, renewed) = (Arc::clone(&stop), Arc::clone(&held));
         thread::spawn(move || leave(read(input, &sender, (&flag, &renewed))));
-        Self { requests, stop, lease }
+        Self { requests, stop, lease: held }
     }
 
     /// What is known of the driver's signs of life.

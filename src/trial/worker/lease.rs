@@ -51,8 +51,8 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).max(1)
 }
 
-/// Calls `leave` on a thread of its own once the lease has expired.
-pub(super) fn watch(lease: Arc<Lease>, leave: impl FnOnce(i32) + Send + 'static) {
+/// Calls `expired` on a thread of its own once the lease has expired.
+pub(super) fn watch(lease: Arc<Lease>, expired: impl FnOnce(i32) + Send + 'static) {
     thread::spawn(move || {
         let mut silence = Silence::default();
         let mut looked = Instant::now();
@@ -64,7 +64,7 @@ pub(super) fn watch(lease: Arc<Lease>, leave: impl FnOnce(i32) + Send + 'static)
             // As much again as was meant to be waited is the scheduler's; more is a time in which nothing here ran.
             if silence.look(lease.heard.load(Ordering::SeqCst), since.min(look * 2)) >= lease.duration() {
                 tracing::error!("nothing was heard of the driver for {:.0} s", lease.duration().as_secs_f64());
-                return leave(LEASE_EXPIRED);
+                return expired(LEASE_EXPIRED);
             }
         }
     });
