@@ -55,6 +55,7 @@ impl Bench {
             },
             precision: "bf16".to_owned(),
             seed: 0,
+            replicas: 1,
             device: DeviceChoice::Cpu,
             limit: LimitSpec::Bytes(Bytes(GIB)),
             allocator: AllocatorKind::Auto,

@@ -11,6 +11,9 @@ from two probes is exact, and a probe's snapshot is in PyTorch's own form. With 
 batch has a length T of its own: sizes are `a + b·B·T` then, and attention's scores `B·T²`. Times are nominal: the step line says what the
 formula gives, whatever the machine does, and the program sleeps that long.
 
+With `--ranks 4` it runs as four processes that wait for one another after each step (`fake_ranks.py`), each with a report
+and a device of its own.
+
 Options can be given as variables too: `--bytes-per-sample` is `FAKE_BYTES_PER_SAMPLE`.
 """
 
@@ -24,6 +27,10 @@ import subprocess
 import sys
 import time
 from bisect import bisect_left, insort
+
+sys.dont_write_bytecode = True
+
+from fake_ranks import Peers, launch  # noqa: E402
 
 MIB = 1 << 20
 FIRST_ADDRESS = 0x7F00_0000_0000
@@ -51,6 +58,7 @@ FAULTS = {
     "no_trace": "a probe that writes no trace",
     "bad_trace": "a probe whose trace is no pickle",
     "slow": "a step of 30 s",
+    "silent": "no report, and no other fault",
 }
 
 
@@ -431,8 +439,12 @@ class Trainer:
         self.sample_every = int(environment("TUNE_SAMPLE_EVERY", "2"))
         self.evaluate_after = int(environment("TUNE_EVALUATE_AFTER", "0"))
         self.checkpoint_path = environment("TUNE_CHECKPOINT")
-        self.trace_path = environment("TUNE_TRACE")
-        self.report = Report(None if args.unmodified else environment("TUNE_REPORT"))
+        self.peers = Peers()
+        # A rank's own files, as the protocol has it.
+        self.own = f".{self.peers.rank}" if self.peers.rank > 0 and environment("TUNE_REPLICAS", "1") != "1" else ""
+        self.trace_path = environment("TUNE_TRACE") and environment("TUNE_TRACE") + self.own
+        is_silent = args.unmodified or self.has_fault("silent")
+        self.report = Report(None if is_silent or not environment("TUNE_REPORT") else environment("TUNE_REPORT") + self.own)
         limit = args.device_bytes if args.unmodified else int(environment("TUNE_LIMIT_BYTES", args.device_bytes))
         self.allocator = Allocator(args.device_bytes, limit, environment("PYTORCH_CUDA_ALLOC_CONF", ""))
         self.lengths = Lengths(args)
@@ -440,7 +452,8 @@ class Trainer:
             self.allocator.trace = []
 
     def has_fault(self, *names):
-        return self.args.fault in names and self.args.batch_size >= self.args.fault_batch
+        is_here = self.args.fault_rank in (None, self.peers.rank)
+        return is_here and self.args.fault in names and self.args.batch_size >= self.args.fault_batch
 
     def run(self):
         allocator = self.allocator
@@ -449,6 +462,8 @@ class Trainer:
             protocol=1,
             framework="fake 1.0",
             pid=os.getpid(),
+            rank=self.peers.rank,
+            world_size=self.peers.world,
             device="cuda:0",
             uuid="GPU-fake",
             name="Fake device",
@@ -460,6 +475,8 @@ class Trainer:
             print(undefined_name)  # noqa: F821
         if self.has_fault("missing_file"):
             open("/does/not/exist/train.bin")
+        if self.args.rank_bytes and self.peers.rank:
+            allocator.malloc(self.args.rank_bytes * self.peers.rank)
         model = Model(allocator, self.args)
         self.mark("step", 0)
         step = 0
@@ -480,8 +497,12 @@ class Trainer:
         compute_ms = args.step_ms + args.sample_ms * args.batch_size
         load_ms = args.load_ms * args.batch_size
         wait_ms = max(0.0, load_ms / args.loader_workers - compute_ms) if args.loader_workers else load_ms
+        compute_ms += args.rank_ms * self.peers.rank
         time.sleep((compute_ms + wait_ms) / 1e3)
         done = step + 1
+        if self.peers.world > 1:
+            self.report.write("reached", step=done)
+        self.peers.meet()
         loss = "nan" if self.has_fault("diverge") and step == args.fault_step else round(8.0 / (1 + done / 50), 6)
         times = {"total_ms": round(compute_ms + wait_ms, 6), "data_wait_ms": round(wait_ms, 6)}
         self.report.write("step", step=done, samples=args.batch_size, loss=loss, **times)
@@ -609,6 +630,10 @@ def arguments():
     option("fault", str, None, "; ".join(f"{name}: {what}" for name, what in FAULTS.items()))
     option("fault-step", int, 2, "finished steps before the fault")
     option("fault-batch", int, 0, "only at this batch size and above")
+    option("fault-rank", int, None, "only on this rank")
+    option("ranks", int, 1, "processes that train together")
+    option("rank-bytes", int, 0, "allocated once on rank 1, twice on rank 2, and so on")
+    option("rank-ms", float, 0.0, "that a step takes longer on rank 1, twice on rank 2, and so on")
     parser.add_argument("--pid-file", help="where the grandchild's process id goes")
     args = parser.parse_args()
     if args.heedless:
@@ -619,7 +644,10 @@ def arguments():
 
 
 def main():
-    trainer = Trainer(arguments())
+    args = arguments()
+    if args.ranks > 1 and "RANK" not in os.environ:
+        sys.exit(launch([sys.executable, *sys.argv], args.ranks))
+    trainer = Trainer(args)
     try:
         trainer.run()
     except OutOfMemory as error:

@@ -12,6 +12,10 @@ is. Then this file holds the process to the trial's memory limit, appends JSON l
 run after the trial's steps. In a probe it also records every allocation, from the import on. Without `TUNE_REPORT` it
 does nothing: torch is not imported, `run()` gives an object whose methods return at once.
 
+Started by `torchrun` (or anything else that sets RANK and WORLD_SIZE) under a tuner whose `target.replicas` is more
+than one, every rank reports to a file of its own. `evaluate` and `checkpoint` are called on every rank then, as in a
+script that saves sharded state; where only rank 0 is to save, say so in them, as your script does.
+
 What a user calls: `run`, `setting`, `trainer_callback` (Hugging Face), `lightning_callback`. All else is the protocol.
 
 The reporter's own work (statistics, block lists, writing) is outside the step times that it reports, and its own
@@ -131,23 +135,52 @@ class _Trial:
         return first, first + update
 
 
+class _Ranks:
+    """Which of several processes that train together this one is."""
+
+    ENVIRONMENTS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+    """Of torchrun (and whoever follows it), srun and mpirun. A script may set the first for itself only later."""
+
+    def __init__(self, torch: Any) -> None:
+        self.expected = max(1, setting("replicas", 1))
+        self.rank, self.world = int(os.environ.get("LOCAL_RANK") or 0), None
+        for rank, world in self.ENVIRONMENTS if self.expected > 1 else self.ENVIRONMENTS[:1]:
+            if os.environ.get(rank):
+                self.rank, self.world = int(os.environ[rank]), int(os.environ.get(world) or 0) or None
+                break
+        else:
+            # Processes that a script starts by itself (`torch.multiprocessing.spawn`) have agreed by the time of `run()`.
+            distributed = getattr(torch, "distributed", None)
+            if distributed is not None and distributed.is_available() and distributed.is_initialized():
+                self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
+
+    def own(self, path: str) -> str:
+        """This rank's file, where `path` is that of rank 0."""
+        return f"{path}.{self.rank}" if self.expected > 1 and self.rank > 0 else path
+
+
 class _Report:
     """The report file. Each line is written by one call, so that a reader never sees parts of two.
 
-    Only rank 0 reports. Another rank writes nothing but the reason why it failed: the others may hang on it.
+    Every rank has one where the tuner expects several. Where it expects one, only rank 0 reports, and another rank writes
+    nothing but the reason why it failed: the others may hang on it.
     """
 
-    def __init__(self, path: str, hello: Callable[[], Dict[str, Any]]) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    def __init__(self, path: str, ranks: _Ranks, hello: Callable[[], Dict[str, Any]]) -> None:
+        self._file = os.open(ranks.own(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._hello: Optional[Callable[[], Dict[str, Any]]] = hello
-        self._is_first_rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
+        self._reports = ranks.rank == 0 or ranks.expected > 1
+
+    def greet(self) -> None:
+        """Writes the `hello` line, if it has not been written."""
+        hello, self._hello = self._hello, None
+        if hello is not None and self._reports:
+            self._line("hello", hello())
 
     def write(self, event: str, **fields: Any) -> None:
-        if not self._is_first_rank and (event != "end" or fields["outcome"] == "completed"):
+        if not self._reports and (event != "end" or fields["outcome"] == "completed"):
             return
-        hello, self._hello = self._hello, None
-        if hello is not None and self._is_first_rank:
-            self._line("hello", hello())
+        self.greet()
         self._line(event, fields)
 
     def _line(self, event: str, fields: Dict[str, Any]) -> None:
@@ -307,7 +340,10 @@ class _Session:
 
         self.torch = torch
         self.trial = _Trial()
-        self.report = _Report(report_path, self._hello)
+        self.ranks = _Ranks(torch)
+        if self.trial.trace_path is not None:
+            self.trial.trace_path = self.ranks.own(self.trial.trace_path)
+        self.report = _Report(report_path, self.ranks, self._hello)
         self.ended = False
         self.steps_done = 0
         self._process = os.getpid()
@@ -328,6 +364,7 @@ class _Session:
 
     def _hello(self) -> Dict[str, Any]:
         fields = {"protocol": int(PROTOCOL), "framework": f"torch {self.torch.__version__}", "pid": os.getpid()}
+        fields.update(rank=self.ranks.rank, world_size=self.ranks.world)
         with _harmless("asking for the device's facts"):
             fields.update(self.cuda.facts() if self.cuda is not None else {"device": "cpu"})
         return fields
@@ -429,6 +466,10 @@ class _TunedRun(Run):
         if self._session.ended:
             return
         self._trim(self._session.steps_done + 1)
+        if self._session.ranks.expected > 1:
+            # The device may wait for other ranks from here on. Whoever has not come this far is the one that is waited for.
+            with _harmless("reporting the end of a step"):
+                self._report.write("reached", step=self._session.steps_done + 1)
         self._synchronize()
         total = time.perf_counter() - self._began
         self._session.steps_done += 1
@@ -542,8 +583,10 @@ class _TunedRun(Run):
             self._mark("checkpoint")
             checkpoint = self._checkpoint
             _, seconds = self._timed(lambda: checkpoint(path))
-            with _harmless("reporting the checkpoint"):
-                self._report.write("checkpoint", bytes=_bytes_at(path), seconds=seconds)
+            # Of several ranks one may save for all.
+            if self._session.ranks.rank == 0 or os.path.exists(path):
+                with _harmless("reporting the checkpoint"):
+                    self._report.write("checkpoint", bytes=_bytes_at(path), seconds=seconds)
 
     def _timed(self, work: Callable[[], Any]) -> Tuple[Any, float]:
         began = time.perf_counter()
@@ -743,6 +786,10 @@ def _session() -> Optional[_Session]:
             _the_session = _Session(path)
         if _the_session is not None:
             _the_session.hold_to_limit()
+            if _the_session.ranks.expected > 1:
+                # Before ranks wait for one another: one that dies of it is to be known.
+                with _harmless("saying hello"):
+                    _the_session.report.greet()
     return _the_session
 
 

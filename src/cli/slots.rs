@@ -103,6 +103,7 @@ fn executor(common: &Common<'_>, device: DeviceChoice) -> Result<Box<dyn Executo
                 command: command.clone(),
                 precision: plan.train.precision.to_string(),
                 seed: plan.seed,
+                replicas: plan.target.replicas,
                 device,
                 limit: *limit,
                 allocator: plan.memory.allocator,

@@ -62,11 +62,14 @@ impl Loaded {
     pub fn notes(&self) -> Vec<String> {
         let space = Space::new(&self.plan);
         let command = self.plan.command();
-        let of_command =
-            [command.and_then(batch_size_note), command.and_then(|command| length_note(&self.plan, command))];
-        let launcher = self.plan.launcher.as_ref().and_then(launcher_note);
-        let others = of_command.into_iter().flatten().chain(launcher);
-        near_targets_note(&self.plan.target, &space).into_iter().chain(others).collect()
+        let of_command = [
+            command.and_then(batch_size_note),
+            command.and_then(|command| length_note(&self.plan, command)),
+            command.and_then(|command| replicas_note(command, self.plan.target.replicas)),
+        ];
+        let of_launcher = self.plan.launcher.as_ref().and_then(launcher_note);
+        let of_target = near_targets_note(&self.plan.target, &space);
+        of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_launcher).collect()
     }
 }
 
@@ -94,6 +97,16 @@ fn batch_size_note(command: &CommandSpec) -> Option<String> {
     (!command.holds(Placeholder::BatchSize)).then(|| {
         "`command.run` does not hold `{batch_size}`: the program has to read TUNE_BATCH_SIZE from its environment"
             .to_owned()
+    })
+}
+
+/// A launcher that is not told how many ranks to start starts always as many.
+fn replicas_note(command: &CommandSpec, replicas: usize) -> Option<String> {
+    (replicas > 1 && !command.holds(Placeholder::Replicas)).then(|| {
+        format!(
+            "`command.run` does not hold `{{replicas}}`: the program has to start {replicas} ranks by itself, or to read \
+             TUNE_REPLICAS from its environment"
+        )
     })
 }
 
@@ -164,6 +177,15 @@ mod tests {
         let loaded = load(&format!("{model}target: {{batch_size: 8}}\n"));
         let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
         assert!(message.starts_with("model.yaml:4:12: model.weights: cannot read"), "{message}");
+    }
+
+    #[test]
+    fn a_launcher_that_is_not_told_how_many_ranks_to_start_gets_a_note() {
+        let notes =
+            |run: &str| load(&format!("command: {{run: [{run}]}}\ntarget: {{batch_size: 64, replicas: 2}}\n")).notes();
+        assert_eq!(notes("torchrun, \"--nproc-per-node={replicas}\", \"{batch_size}\""), [""; 0]);
+        let said = notes("torchrun, \"{batch_size}\"");
+        assert!(said.len() == 1 && said[0].contains("start 2 ranks by itself"), "{said:?}");
     }
 
     #[test]

@@ -13,8 +13,10 @@ use nvml_wrapper::error::NvmlError;
 use crate::units::{Bytes, MIB};
 
 mod health;
+mod links;
 
 pub use health::{CardHealth, Ecc, Exclusive, RemappedRows};
+pub use links::{Link, Path, PeerAccess};
 
 /// Memory that no listed process accounts for is reported from here on; below it is the driver's own.
 const UNACCOUNTED_FROM_BYTES: u64 = 64 * MIB;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::device::cuda;
 use crate::device::facts::{HostLimits, limits};
-use crate::device::nvml::{CardHealth, CardProcess, Monitor};
-use crate::device::visible::{VISIBLE_DEVICES, visible};
+use crate::device::nvml::{CardHealth, CardProcess, Link, Monitor};
+use crate::device::visible::{VISIBLE_DEVICES, Visible, visible};
 use crate::text::with_causes;
 
 /// A machine as it is now.
@@ -19,6 +19,8 @@ pub struct Facts {
     pub toolkit: Option<u32>,
     /// The cards that a process may see, in CUDA's order.
     pub cards: Vec<CardFacts>,
+    /// How they are connected, for every pair of them.
+    pub links: Vec<PairFacts>,
     /// The host.
     pub host: HostLimits,
     /// The environment.
@@ -49,6 +51,15 @@ pub struct CardFacts {
     pub processes: Vec<CardProcess>,
     /// Its state.
     pub health: CardHealth,
+}
+
+/// A pair of cards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PairFacts {
+    /// Their places among the cards, the smaller one first.
+    pub cards: (usize, usize),
+    /// How they are connected.
+    pub link: Link,
 }
 
 /// The variables that matter, as they are set.
@@ -88,19 +99,21 @@ impl Facts {
     pub fn gather(root: &Path) -> Self {
         let environment =
             Environment::of(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()));
-        let (driver, cards) = match Monitor::open() {
+        let (driver, cards, links) = match Monitor::open() {
             Ok(monitor) => {
-                let driver = driver(&monitor);
-                let cards = cards(&monitor, environment.visible_devices.as_deref());
-                (driver, cards)
+                let named = visible(environment.visible_devices.as_deref(), monitor.cards().unwrap_or(0));
+                let cards = cards(&monitor, &named);
+                let links = links(&monitor, named.get(..cards.len()).unwrap_or_default());
+                (driver(&monitor), cards, links)
             }
-            Err(error) => (Err(with_causes(&error)), Vec::new()),
+            Err(error) => (Err(with_causes(&error)), Vec::new(), Vec::new()),
         };
         Self {
             driver,
             has_device_files: root.join("dev/nvidiactl").exists(),
             toolkit: cuda::toolkit(),
             cards,
+            links,
             host: limits(root),
             environment,
         }
@@ -127,8 +140,17 @@ fn driver(monitor: &Monitor) -> Result<DriverFacts, String> {
     Ok(DriverFacts { version, cuda: monitor.cuda_release(), cards: monitor.cards().map_err(failed)? })
 }
 
-fn cards(monitor: &Monitor, variable: Option<&str>) -> Vec<CardFacts> {
-    let named = visible(variable, monitor.cards().unwrap_or(0));
+/// Every pair whose two cards answer.
+fn links(monitor: &Monitor, named: &[Visible]) -> Vec<PairFacts> {
+    let pairs = (0..named.len()).flat_map(|one| (one + 1..named.len()).map(move |other| (one, other)));
+    let fact = |cards: (usize, usize)| {
+        let (one, other) = (named.get(cards.0)?, named.get(cards.1)?);
+        Some(PairFacts { cards, link: monitor.link(one.id(), other.id()).ok()? })
+    };
+    pairs.filter_map(fact).collect()
+}
+
+fn cards(monitor: &Monitor, named: &[Visible]) -> Vec<CardFacts> {
     let facts = named.iter().map_while(|named| {
         let card = monitor.card(named.id()).ok()?;
         Some(CardFacts {

@@ -15,6 +15,8 @@ mod driver;
 mod environment;
 mod facts;
 mod host;
+mod links;
+mod occupancy;
 #[cfg(test)]
 mod tests;
 
@@ -22,7 +24,9 @@ use serde::Serialize;
 
 use crate::exit_code;
 
-pub use facts::{CardFacts, DriverFacts, Environment, Facts, SlurmFacts};
+pub use facts::{CardFacts, DriverFacts, Environment, Facts, PairFacts, SlurmFacts};
+pub use links::PairView;
+pub use occupancy::{CardView, ProcessView};
 
 /// How serious a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -46,6 +50,9 @@ pub struct Finding {
     /// Which card, as CUDA counts them, where it is about one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<usize>,
+    /// Which other card, where it is about two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub other_card: Option<usize>,
     /// How serious it is.
     pub level: Level,
     /// What was found.
@@ -59,7 +66,7 @@ pub struct Finding {
 
 impl Finding {
     fn new(check: &'static str, level: Level, found: impl Into<String>, meaning: impl Into<String>) -> Self {
-        Self { check, card: None, level, found: found.into(), meaning: meaning.into(), advice: None }
+        Self { check, card: None, other_card: None, level, found: found.into(), meaning: meaning.into(), advice: None }
     }
 
     fn advise(self, advice: impl Into<String>) -> Self {
@@ -90,8 +97,12 @@ pub struct Diagnosis {
     pub schema: &'static str,
     /// What it comes to.
     pub status: Status,
-    /// Every check, in the order of driver, cards, host, environment.
+    /// Every check, in the order of driver, cards, their links, host, environment.
     pub findings: Vec<Finding>,
+    /// What is used of each card, and by whom.
+    pub cards: Vec<CardView>,
+    /// How each pair of cards is connected; of one card there is none.
+    pub links: Vec<PairView>,
 }
 
 impl Diagnosis {
@@ -109,6 +120,7 @@ impl Diagnosis {
 pub fn examine(facts: &Facts) -> Diagnosis {
     let mut findings = driver::examine(facts);
     findings.extend(facts.cards.iter().enumerate().flat_map(|(index, card)| card::examine(index, card, facts)));
+    findings.extend(links::examine(facts));
     findings.extend(host::examine(&facts.host));
     findings.extend(environment::examine(facts));
     let status = match findings.iter().map(|finding| finding.level).max() {
@@ -116,5 +128,11 @@ pub fn examine(facts: &Facts) -> Diagnosis {
         Some(Level::Problem) => Status::Problem,
         _ => Status::Fine,
     };
-    Diagnosis { schema: "batchtune/doctor/v1", status, findings }
+    Diagnosis {
+        schema: "batchtune/doctor/v1",
+        status,
+        findings,
+        cards: occupancy::view(&facts.cards),
+        links: links::view(&facts.links),
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::facts::{HostLimits, HostMemory, Room, Usage};
-use crate::device::nvml::{CardHealth, CardProcess, Ecc, Exclusive, RemappedRows};
+use crate::device::nvml::{CardHealth, CardProcess, Ecc, Exclusive, Link, Path, PeerAccess, RemappedRows};
 use crate::units::{GIB, MIB};
 
 fn card() -> CardFacts {
@@ -34,6 +34,7 @@ fn sound() -> Facts {
         has_device_files: true,
         toolkit: None,
         cards: vec![card()],
+        links: Vec::new(),
         host: HostLimits {
             memory: Some(HostMemory { total_bytes: 128 * GIB, available_bytes: 100 * GIB }),
             shared_memory: Some(Room { total_bytes: 64 * GIB, free_bytes: 64 * GIB }),
@@ -191,6 +192,54 @@ fn others_on_a_card_are_named_and_a_full_one_breaks_a_run() {
     };
     assert_eq!((exclusive(0).0, exclusive(1).0), (Status::Fine, Status::Problem));
     assert_eq!(changed(|facts| facts.cards[0].health.exclusive = Some(Exclusive::Nobody)).0, Status::Problem);
+}
+
+/// A machine of so many cards, each pair linked like this.
+fn linked(cards: usize, link: Link) -> Facts {
+    let pairs = (0..cards).flat_map(|one| (one + 1..cards).map(move |other| (one, other)));
+    let links = pairs.map(|cards| PairFacts { cards, link }).collect();
+    Facts { cards: vec![card(); cards], links, ..sound() }
+}
+
+#[test]
+fn cards_without_a_link_are_said_and_one_card_has_none_to_tell_of() {
+    let apart = Link { path: Some(Path::System), peer_access: Some(PeerAccess::Unsupported), ..Link::default() };
+    let told = |facts: &Facts| {
+        let links = examine(facts).findings.into_iter().filter(|finding| finding.check == "links");
+        links.collect::<Vec<Finding>>()
+    };
+    let one = examine(&sound());
+    assert!(told(&sound()).is_empty() && one.links.is_empty() && one.cards.len() == 1);
+    let two = told(&linked(2, apart));
+    assert_eq!((two.len(), two[0].level, two[0].card, two[0].other_card), (1, Level::Warning, Some(0), Some(1)));
+    assert!(two[0].found.contains("SYS") && two[0].found.contains("no peer-to-peer access"), "{}", two[0].found);
+    let four = told(&linked(4, apart));
+    assert_eq!((four.len(), four[0].card), (1, None));
+    assert!(
+        four[0].found.ends_with("(cards 0 and 1, 0 and 2, 0 and 3, 1 and 2, 1 and 3, 2 and 3)"),
+        "{}",
+        four[0].found
+    );
+    let eight = told(&linked(8, apart));
+    assert!(eight[0].found.ends_with("22 pairs more)"), "{}", eight[0].found);
+    let near = Link { nvlinks: 18, nvlink_version: Some(4), peer_access: Some(PeerAccess::Works), ..apart };
+    let mixed = Facts {
+        links: vec![PairFacts { cards: (0, 1), link: near }, PairFacts { cards: (0, 2), link: apart }],
+        ..linked(3, near)
+    };
+    assert_eq!(told(&mixed).iter().map(|finding| finding.level).collect::<Vec<_>>(), [Level::Fine, Level::Warning]);
+}
+
+#[test]
+fn who_uses_how_much_of_each_card_is_listed() {
+    let mut facts = linked(2, Link::default());
+    facts.cards[1].free_bytes = 100 * GIB;
+    facts.cards[1].processes =
+        vec![CardProcess { pid: Some(7), name: Some("a\u{1b}[2Jb".to_owned()), bytes: Some(40 * GIB) }];
+    let cards = examine(&facts).cards;
+    assert_eq!((cards[0].used_bytes, cards[1].used_bytes), (GIB, 40 * GIB));
+    assert_eq!((cards[1].card, cards[1].processes[0].pid), (1, Some(7)));
+    assert!(!cards[1].processes[0].name.as_deref().unwrap().contains('\u{1b}'));
 }
 
 #[test]

@@ -327,7 +327,7 @@ impl<'a> Running<'a> {
             Conclusion::Safe(_) if standing(&self.history, &self.space).status() == Status::Safe => End::Safe,
             Conclusion::Safe(_) | Conclusion::NoSafePoint => End::NoSafePoint,
             Conclusion::WorkloadFails => {
-                let reason = self.history.trials().last().map(|trial| explain(&trial.record.outcome));
+                let reason = self.history.trials().last().map(|trial| explain(&trial.record));
                 End::WorkloadFails(reason.unwrap_or_default())
             }
         }
@@ -360,12 +360,13 @@ fn event_of(observation: Observation, total: &mut u32, device: Option<String>) -
 }
 
 /// An outcome with the last lines of the worker's log, where they are all there is to go by.
-fn explain(outcome: &Outcome) -> String {
-    match outcome {
+fn explain(record: &TrialRecord) -> String {
+    let ending = record.ending();
+    match &record.outcome {
         Outcome::Crashed { log, .. } | Outcome::NotStarted { log, .. } if !log.is_empty() => {
-            format!("{outcome}; its last lines were:\n{log}")
+            format!("{ending}; its last lines were:\n{log}")
         }
-        _ => outcome.to_string(),
+        _ => ending,
     }
 }
 

@@ -241,6 +241,9 @@ pub struct TrialRecord {
     pub spec: TrialSpec,
     /// How it ended.
     pub outcome: Outcome,
+    /// Which of several replicas ended it, where one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
     /// What it measured, if it completed.
     pub measurement: Option<Measurement>,
     /// The memory figures at every sample point, up to the end.
@@ -264,6 +267,7 @@ impl TrialRecord {
         Self {
             spec: spec.clone(),
             outcome: Outcome::Cancelled,
+            rank: None,
             measurement: None,
             samples: Vec::new(),
             warnings: Vec::new(),
@@ -276,6 +280,14 @@ impl TrialRecord {
     /// Whether the allocator was seen from inside. It is not where a program of the user's own does not report.
     pub fn is_observed(&self) -> bool {
         self.samples.iter().any(|sample| sample.allocated_bytes > 0 || sample.rates.peak.is_some())
+    }
+
+    /// How it ended, in one line for people, and where one of several replicas ended it, which.
+    pub fn ending(&self) -> String {
+        match self.rank {
+            Some(rank) => format!("rank {rank}: {}", self.outcome),
+            None => self.outcome.to_string(),
+        }
     }
 
     /// Whether all steps ran.

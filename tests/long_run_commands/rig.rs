@@ -81,6 +81,7 @@ impl Rig {
             },
             precision: "mixed_bf16".to_owned(),
             seed: 0,
+            replicas: 1,
             device: program.device,
             limit: LimitSpec::Bytes(Bytes(program.limit_bytes)),
             allocator: AllocatorKind::Auto,

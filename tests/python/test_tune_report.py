@@ -30,7 +30,7 @@ with tune_report.run() as t:
 
 def trial_environment(report, **settings):
     """The environment of a trial, as report-protocol version 1 has it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TUNE_", "RANK", "LOCAL_"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TUNE_", "RANK", "LOCAL_", "WORLD_SIZE", "SLURM_"))}
     environment.update(
         PYTHONPATH=os.pathsep.join([str(STUB), str(REPORTER)]),
         PYTHONDONTWRITEBYTECODE="1",
@@ -287,6 +287,41 @@ class ATrial(unittest.TestCase):
             self.assertEqual((trial.done.returncode, trial.lines), (0, []))
         with Trial(LOOP.replace("t.step(4", "t.step(nothing"), RANK=1) as trial:
             self.assertEqual(trial.events, ["end"])
+
+    def test_where_several_ranks_are_expected_each_has_a_report_of_its_own(self):
+        with tempfile.TemporaryDirectory() as folder:
+            report, trace = Path(folder) / "report", Path(folder) / "trace"
+            for rank, names in ((0, ("RANK", "WORLD_SIZE")), (1, ("RANK", "WORLD_SIZE")), (2, ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))):
+                settings = {names[0]: rank, names[1]: 3, "TUNE_REPLICAS": 3, "TUNE_PURPOSE": "probe", "TUNE_TRACE": trace}
+                subprocess.check_output(
+                    [sys.executable, "-c", textwrap.dedent(LOOP)], env=trial_environment(report, **settings), timeout=60
+                )
+                own = f".{rank}" if rank else ""
+                lines = [json.loads(line) for line in Path(f"{report}{own}").read_text().splitlines()]
+                self.assertEqual((lines[0]["rank"], lines[0]["world_size"]), (rank, 3))
+                events = [line["event"] for line in lines]
+                self.assertEqual(events[1:4], ["mark", "reached", "step"])
+                self.assertEqual((lines[-1]["outcome"], events.count("hello")), ("completed", 1))
+                self.assertTrue(Path(f"{trace}{own}").exists())
+
+    def test_a_rank_says_hello_before_it_waits_for_others(self):
+        script = "import os, tune_report; os._exit(0)"
+        for replicas, expected in ((2, ["hello"]), (1, [])):
+            with Trial(script, RANK=0, WORLD_SIZE=2, TUNE_REPLICAS=replicas) as trial:
+                self.assertEqual(trial.events, expected)
+
+    def test_a_rank_that_leaves_saving_to_another_says_nothing_of_it(self):
+        script = Phases.SCRIPT.replace("open(path", "int(os.environ['RANK']) or open(path").replace("import tune", "import os, tune")
+        with tempfile.TemporaryDirectory() as folder:
+            where, report = os.path.join(folder, "checkpoint"), Path(folder) / "report"
+            for rank, saved in ((1, 0), (0, 1)):
+                settings = {"TUNE_PURPOSE": "soak", "TUNE_EVALUATE_AFTER": 3, "TUNE_CHECKPOINT": where}
+                environment = trial_environment(report, RANK=rank, WORLD_SIZE=2, TUNE_REPLICAS=2, **settings)
+                command = [sys.executable, "-c", textwrap.dedent(script)]
+                done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, timeout=60)
+                own = Path(f"{report}.1") if rank else report
+                events = [json.loads(line)["event"] for line in own.read_text().splitlines()]
+                self.assertEqual((done.stderr, events.count("checkpoint"), events[-1]), (b"", saved, "end"))
 
     def test_helper_processes_that_import_it_report_nothing(self):
         script = """

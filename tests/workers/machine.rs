@@ -78,6 +78,7 @@ fn measured(spec: &TrialSpec) -> TrialRecord {
     let unfinished = TrialRecord {
         spec: spec.clone(),
         outcome: Outcome::Completed,
+        rank: None,
         measurement: None,
         samples: Vec::new(),
         warnings: Vec::new(),

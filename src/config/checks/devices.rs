@@ -27,10 +27,17 @@ impl Checks<'_> {
             let problem = self.located.problem_with_key(ProblemKind::Conflict, "devices", message);
             self.problems.push(problem.with_hint("`launcher.workers` says how many"));
         }
-        match devices {
+        let found = match devices {
             Devices::Some(list) => self.listed(list),
             Devices::Auto | Devices::All => (device, DevicesPlan::All),
+        };
+        if found.1 != DevicesPlan::One && self.file.target.replicas.get() > 1 && self.sound(&["target.replicas"]) {
+            // Each trial has as many devices as there are replicas already.
+            let message = "trials side by side and replicas are not supported together yet";
+            let problem = self.located.problem_with_key(ProblemKind::NotSupported, "devices", message);
+            self.problems.push(problem.with_hint("leave the key out"));
         }
+        found
     }
 
     fn listed(&mut self, list: &[DeviceName]) -> (DeviceChoice, DevicesPlan) {

@@ -144,7 +144,7 @@ impl Keeper {
         figures.peak_allocated_bytes = figures.peak_allocated_bytes.max(state.peak_allocated_bytes);
         figures.peak_reserved_bytes = figures.peak_reserved_bytes.max(state.peak_reserved_bytes);
         figures.steps = step.saturating_add(u32::from(figures.out_of_memory.is_none()));
-        let point = LongRunPoint::of(step, state, figures.peak_allocated_bytes);
+        let point = LongRunPoint::of(step, state);
         if step >= WARM_UP_STEPS {
             let (allocated, reserved) = self.steady;
             self.steady = (allocated.max(state.peak_allocated_bytes), reserved.max(state.peak_reserved_bytes));
@@ -170,7 +170,7 @@ impl Keeper {
             fragmentation: peak_rate(self.steady.0, self.steady.1),
             device_calls: calls.device_calls.saturating_add(self.unplayed.device_calls),
             retries: calls.retries.saturating_add(self.unplayed.retries),
-            points: self.series.into_points(),
+            points: self.series.into_points(self.figures.peak_allocated_bytes),
             ..self.figures
         }
     }

@@ -13,7 +13,7 @@
 //!
 //! Marks cut the recording into [`Part`]s. The step is the unit that a run repeats.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -124,6 +124,61 @@ impl Recording {
         self.parts.partition_point(|part| part.allocations.end <= ordinal)
     }
 }
+
+impl Recording {
+    /// The recording without what its program frees because it ends: the model, the optimizer's state, batches that were
+    /// staged for a next step.
+    ///
+    /// A recording that ends with the program has these frees behind its last step, where they look like that step's own. A
+    /// run that repeats the step must not free its model each time. A program has ended where what it built is freed at the
+    /// end, and its frees are told by the step before, which is like the last one and goes on: those that have no
+    /// counterpart there.
+    #[must_use]
+    pub(super) fn without_its_end(mut self) -> Self {
+        let Some((last, others)) = self.parts.split_last() else { return self };
+        let is_like = |part: &Part| part.kind == last.kind && part.allocations.len() == last.allocations.len();
+        let Some(before) = others.iter().rposition(is_like) else { return self };
+        let (place, end) = (others.len(), last.events.end);
+        let usual: HashSet<Origin> =
+            self.events_of(before).iter().filter_map(freed).map(|ordinal| self.origin(before, ordinal)).collect();
+        let is_usual = |event: &Event| freed(event).is_none_or(|ordinal| usual.contains(&self.origin(place, ordinal)));
+        let tail = self.events_of(place).iter().rev().take_while(|event| freed(event).is_some()).count();
+        let begin = end - tail;
+        let has_ended =
+            self.events.get(begin..).unwrap_or_default().iter().filter(|event| !is_usual(event)).any(|event| {
+                let owner = freed(event).map(|ordinal| self.part_of_allocation(ordinal.0 as usize));
+                owner.and_then(|owner| self.parts.get(owner)).is_some_and(|part| part.kind == PartKind::Build)
+            });
+        if !has_ended {
+            return self;
+        }
+        let kept: Vec<Event> = self.events.get(begin..).unwrap_or_default().iter().copied().filter(is_usual).collect();
+        self.events.truncate(begin);
+        self.events.extend(kept);
+        let end = self.events.len();
+        if let Some(last) = self.parts.last_mut() {
+            last.events.end = end;
+        }
+        self
+    }
+
+    fn events_of(&self, part: usize) -> &[Event] {
+        self.parts.get(part).and_then(|part| self.events.get(part.events.clone())).unwrap_or_default()
+    }
+
+    /// What a free in a part frees, in terms that are the same for parts that do the same.
+    fn origin(&self, part: usize, ordinal: Ordinal) -> Origin {
+        let owner = self.part_of_allocation(ordinal.0 as usize);
+        let made_by = self.parts.get(owner);
+        let kind = made_by.map(|part| part.kind);
+        let later = self.parts.get(owner..part).unwrap_or_default();
+        let back = later.iter().filter(|part| Some(part.kind) == kind).count();
+        (kind, back, ordinal.0 - made_by.map_or(0, |part| part.allocations.start as u64))
+    }
+}
+
+/// The kind of part that made an allocation, how many of that kind ago, and which of its allocations it was.
+type Origin = (Option<PartKind>, usize, u64);
 
 /// The work of [`Recording::collect`].
 #[derive(Default)]
@@ -247,6 +302,33 @@ mod tests {
 
     fn phase(phase: Phase) -> Event {
         Event::Mark(Mark::Phase(phase))
+    }
+
+    fn step(number: u32) -> Event {
+        Event::Mark(Mark::Step(number))
+    }
+
+    #[test]
+    fn what_a_program_frees_because_it_ends_is_not_its_last_step_s() {
+        // A weight; each step makes a moment in place of the one before, and a batch that it drops behind its last request.
+        let mut events = vec![phase(Phase::Build), alloc(0, 0), alloc(1, 0)];
+        for number in 0..3_u64 {
+            let (moment, batch) = (2 + 2 * number, 3 + 2 * number);
+            let before = if number == 0 { 1 } else { moment - 2 };
+            events.extend([step(number as u32), alloc(moment, 0), alloc(batch, 0), free(before), free(batch)]);
+        }
+        let going_on = Recording::of(&events);
+        assert_eq!(going_on.clone().without_its_end(), going_on);
+        let ended: Vec<Event> = events.iter().copied().chain([free(0), free(6)]).collect();
+        assert_ne!(Recording::of(&ended), going_on);
+        // A step's own, though the one before has none.
+        let own = Recording::of(&[&events[..], &[free(6)]].concat());
+        assert_eq!(own.clone().without_its_end(), own);
+        assert_eq!(Recording::of(&ended).without_its_end(), going_on);
+        // Nothing is like the only step.
+        let single = Recording::of(&[alloc(0, 0), step(0), alloc(1, 0), free(0), free(1)]);
+        assert_eq!(single.clone().without_its_end(), single);
+        assert_eq!(Recording::default().without_its_end(), Recording::default());
     }
 
     #[test]

@@ -184,11 +184,11 @@ impl Running<'_> {
             // Nor does a cluster that is full; the next trial of this slot would wait as long.
             Outcome::NotStarted { .. } if self.crew.has_others(index) => {
                 self.crew.dismiss(index);
-                let text = format!("{} is not used any more: {}", self.crew.name(index), explain(&record.outcome));
+                let text = format!("{} is not used any more: {}", self.crew.name(index), explain(&record));
                 self.study.reporter.report(&Event::Warning { text });
                 return Ok(None);
             }
-            Outcome::NotStarted { .. } => return Ok(Some(End::NotStarted(explain(&record.outcome)))),
+            Outcome::NotStarted { .. } => return Ok(Some(End::NotStarted(explain(&record)))),
             // Another device tells whether it was this one or the trial.
             Outcome::DeviceError { .. } if self.crew.has_others(index) && !self.doubted.contains(&job.ask) => {
                 self.doubted.push(job.ask.clone());

@@ -150,7 +150,7 @@ impl Probed {
         let failed = probes.clone().find(|trial| !trial.record.completed());
         let reason = match failed {
             Some(trial) => {
-                format!("the probe at batch size {}: {}", trial.record.spec.point.batch_size, trial.record.outcome)
+                format!("the probe at batch size {}: {}", trial.record.spec.point.batch_size, trial.record.ending())
             }
             None if probes.nth(1).is_some() => "the probes' recordings cannot be read".to_owned(),
             None => return None,
@@ -387,6 +387,7 @@ fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
             length: None,
         },
         outcome: Outcome::Completed,
+        rank: None,
         measurement: Some(measurement),
         samples: vec![sample],
         warnings: Vec::new(),

@@ -21,24 +21,25 @@ impl Rule for Completion {
         let (level, reason) = match &trial.outcome {
             Outcome::Completed if !trial.is_observed() => (Level::Passed, "it ran, and nothing failed".to_owned()),
             Outcome::Completed => (Level::Passed, format!("all {} ran", plural(steps_run(trial) as usize, "step"))),
-            outcome => (Level::Failed, with_last_words(outcome)),
+            _ => (Level::Failed, with_last_words(trial)),
         };
         Finding { value: None, limit: None, level, reason }
     }
 }
 
 /// An outcome, and the last line of what the worker or its launcher said, where that is all there is to go by.
-fn with_last_words(outcome: &Outcome) -> String {
-    let last = match outcome {
+fn with_last_words(trial: &TrialRecord) -> String {
+    let last = match &trial.outcome {
         Outcome::Crashed { log, .. } => log.lines().next_back().unwrap_or_default(),
         _ => "",
     };
+    let ending = trial.ending();
     if last.is_empty() {
-        return outcome.to_string();
+        return ending;
     }
     let shown: String = last.chars().take(LAST_WORDS_CHARS).collect();
     let more = if shown.len() < last.len() { "…" } else { "" };
-    format!("{outcome}; its last words: {shown}{more}")
+    format!("{ending}; its last words: {shown}{more}")
 }
 
 /// The steps of a completed trial: those asked for, and more where it went on.

@@ -276,6 +276,7 @@ pub(crate) mod testing {
                 length: None,
             },
             outcome: Outcome::Completed,
+            rank: None,
             measurement: Some(measurement),
             samples,
             warnings: Vec::new(),

@@ -201,7 +201,7 @@ pub(super) fn end_of_smallest(trial: &JudgedTrial) -> Option<Conclusion> {
 
 /// Why a trial counts as broken, in one sentence.
 pub fn breach_reason(trial: &JudgedTrial) -> String {
-    trial.verdict.breach().map_or_else(|| trial.record.outcome.to_string(), |check| check.reason.clone())
+    trial.verdict.breach().map_or_else(|| trial.record.ending(), |check| check.reason.clone())
 }
 
 #[cfg(test)]

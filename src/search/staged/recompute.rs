@@ -51,7 +51,7 @@ impl Staged {
         let fails = matches!(first.record.outcome, Outcome::Failed { .. });
         if fails && first.record.spec.is_probe() {
             // A probe is no candidate, so nothing else would tell of it.
-            self.skip(first.record.spec.point.clone(), first.record.outcome.to_string());
+            self.skip(first.record.spec.point.clone(), first.record.ending());
         }
         fails
     }

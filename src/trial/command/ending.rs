@@ -2,15 +2,15 @@
 
 use nix::sys::signal::Signal;
 
+use super::rank::{Told, shortened};
 use super::report::{EndLine, EndOutcome};
-use super::run::{Told, shortened};
 use crate::memory::oom::{self, OomClass};
 use crate::trial::outcome::Outcome;
 use crate::trial::spawn::{End, Exit};
 use crate::trial::spec::TrialSpec;
 
 /// What a program's own word for its end means.
-pub(super) fn said(trial: &TrialSpec, line: EndLine, told: &Told) -> Outcome {
+pub(super) fn said(trial: &TrialSpec, line: &EndLine, told: &Told) -> Outcome {
     let done = told.series.times.len();
     let step = u32::try_from(done).ok();
     match line.outcome {
@@ -20,7 +20,7 @@ pub(super) fn said(trial: &TrialSpec, line: EndLine, told: &Told) -> Outcome {
         EndOutcome::Completed => ran(trial, told),
         EndOutcome::Diverged => Outcome::Diverged { step: line.step.or(step).unwrap_or(0) },
         EndOutcome::Failed => {
-            Outcome::Failed { message: shortened(&line.message.unwrap_or_else(|| "it did not say why".to_owned())) }
+            Outcome::Failed { message: shortened(line.message.as_deref().unwrap_or("it did not say why")) }
         }
         EndOutcome::OutOfMemory => {
             let explained = line.message.as_deref().map(|message| oom::explain(message, None));

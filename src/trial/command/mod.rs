@@ -12,50 +12,57 @@
 //!
 //! A program that does not report is tuned by the other two: whether it fits, and how much of the card it held. How its
 //! memory is fragmented nobody sees, and the result says so.
+//!
+//! With `target.replicas: N` the program is one that starts N ranks, as `torchrun --nproc-per-node={replicas}` does. It is
+//! one trial still: each [`rank`] reports by itself, and the [`worst`] decides. The forecast is made from the trace of the
+//! rank with the highest peak, since that is the one to run out of memory; of equal ones, as nearly always, from rank 0's.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::disk;
 use super::executor::{Executor, ExecutorError, Interrupt, Observation};
-use super::outcome::{Measurement, Outcome, TrialRecord};
+use super::outcome::{Outcome, TrialRecord};
 use super::process::{OomKills, Patience};
-use super::spawn::{GpuBaseline, GpuUse, Launch, Running, SpawnError, Spawner, Start};
-use super::spec::{TrialSpec, recording_path};
-use crate::device::nvml::CardId;
+use super::spawn::{Launch, Running, SpawnError, Spawner, Start};
+use super::spec::TrialSpec;
 use crate::device::visible::VISIBLE_DEVICES;
 use crate::device::{DeviceChoice, DeviceFacts};
-use crate::memory::{AllocatorKind, LimitSpec, MemorySample};
+use crate::memory::{AllocatorKind, LimitSpec};
 use crate::text::{harmless, with_causes};
 use crate::units::Bytes;
 
+mod blame;
 mod device;
 mod ending;
+mod figures;
 mod host;
+mod process;
+mod rank;
 mod remarks;
 pub mod report;
 mod run;
+mod settle;
 mod spec;
 mod template;
 #[cfg(test)]
 mod testing;
 pub mod trace;
+mod worst;
 
 pub use device::{allocator_of, conf_of};
 pub use spec::{ALLOC_CONF, CommandSpec};
 pub use template::{Placeholder, Template, UnknownPlaceholder};
 
-use device::Placement;
-use host::HostReader;
-use remarks::{incomplete_soak, unreported, unsampled};
+use device::{Placement, Watches};
 use report::Reader;
-use run::{Terms, Told};
+use run::Terms;
+use settle::Seen;
 use spec::{Bounds, TrialFiles, environment};
 use template::Filling;
-use trace::{Beside, Content};
 
 /// What an executor of commands needs to know.
 #[derive(Clone, Debug)]
@@ -66,7 +73,9 @@ pub struct CommandConfig {
     pub precision: String,
     /// For its placeholder.
     pub seed: u64,
-    /// On which device.
+    /// Ranks that train together, a device each.
+    pub replicas: usize,
+    /// On which device; of several the first.
     pub device: DeviceChoice,
     /// What tensors may use.
     pub limit: LimitSpec,
@@ -106,6 +115,8 @@ pub struct CommandExecutor {
     reports: bool,
     /// The most that a run held, which bounds a checkpoint's size.
     peak_allocated_bytes: u64,
+    /// The rank that probes are traced of.
+    traced_rank: Option<usize>,
     /// For each batch size the first length that was recorded, and what it took.
     lengths: HashMap<usize, (usize, u64)>,
 }
@@ -121,13 +132,15 @@ impl CommandExecutor {
             start_warnings: Vec::new(),
             reports: false,
             peak_allocated_bytes: 0,
+            traced_rank: None,
             lengths: HashMap::new(),
         }
     }
 
     fn launch(&self, spec: &TrialSpec, files: &TrialFiles, placement: &Placement) -> Launch {
         let config = &self.config;
-        let filling = Filling { trial: spec, precision: &config.precision, seed: config.seed };
+        let Self { config: CommandConfig { precision, seed, replicas, .. }, .. } = self;
+        let filling = Filling { trial: spec, precision, seed: *seed, replicas: *replicas };
         // What `command.env` or the tuner's own environment says stays as it is.
         let conf = spec.point.alloc_conf.clone().or_else(|| conf_of(config.allocator).map(str::to_owned));
         let bounds = Bounds {
@@ -161,7 +174,7 @@ impl CommandExecutor {
 
     /// The checkpoint's place, unless the disk has too little room for what the program holds at most.
     fn files(&self, spec: &TrialSpec, record: &mut TrialRecord) -> TrialFiles {
-        let mut files = TrialFiles::of(&self.config.scratch, spec);
+        let mut files = TrialFiles::of(&self.config.scratch, spec).of_ranks(self.config.replicas);
         let needed_bytes = self.peak_allocated_bytes.saturating_mul(disk::CHECKPOINT_FACTOR);
         if files.checkpoint.is_some()
             && let Some(free_bytes) = disk::free_bytes(&self.config.scratch)
@@ -187,13 +200,10 @@ impl CommandExecutor {
         observe: &mut dyn FnMut(Observation),
     ) -> Result<(), ExecutorError> {
         let files = Removed(self.files(spec, record));
-        let scratch = |source| ExecutorError::Scratch { path: files.0.report.clone(), source };
-        let mut reader = Reader::create(&files.0.report).map_err(scratch)?;
+        let reader = |path: PathBuf| Reader::create(&path).map_err(|source| ExecutorError::Scratch { path, source });
+        let readers: Vec<Reader> = files.0.reports().map(reader).collect::<Result<_, _>>()?;
         let launch = self.launch(spec, &files.0, placement);
-        let baseline = match placement.facts.uuid.as_deref() {
-            Some(uuid) => GpuBaseline::take(CardId::Uuid(uuid)),
-            None => GpuBaseline::with(Some(Box::new(HostReader))),
-        };
+        let watches = Watches::over(placement);
         let started = self.start_run(&launch, observe);
         record.warnings.append(&mut self.start_warnings);
         let running = match started {
@@ -203,10 +213,11 @@ impl CommandExecutor {
                 return Ok(());
             }
         };
-        let watch = baseline.follow(running.pid());
+        let watches = watches.follow(running.pid());
         let begun = Instant::now();
         let terms = Terms {
             trial: spec,
+            replicas: self.config.replicas,
             limit_bytes: placement.facts.limit_bytes,
             patience: self.config.patience,
             timeout: self.config.command.timeout,
@@ -215,100 +226,19 @@ impl CommandExecutor {
             oom_kills: &self.config.oom_kills,
             is_known_to_report: self.reports,
         };
-        let (mut told, mut outcome) = run::follow(&terms, &mut reader, running, observe);
+        let heard = run::follow(&terms, readers, running, observe);
         let took = begun.elapsed();
-        let used = watch.finish();
-        let is_on_a_card = placement.facts.uuid.is_some();
-        if told.was_stopped_unheard && is_on_a_card && used.peak_bytes.is_some_and(|peak| peak > 0) {
-            outcome = Outcome::Completed;
-        }
-        self.reports |= told.hello.is_some();
-        if spec.is_probe() && outcome == Outcome::Completed {
-            outcome = self.keep_trace(spec, &files.0, &mut told);
-        }
-        if outcome == Outcome::Completed {
-            record.measurement = Some(self.measure(spec, &told, &used, took));
-        }
-        record.warnings.append(&mut told.warnings);
-        if told.series.samples.is_empty() && outcome == Outcome::Completed {
-            record.warnings.push(if told.hello.is_none() {
-                unreported(&used, &self.config.command, told.complaint.as_deref())
-            } else {
-                unsampled(&used)
-            });
-            told.series.samples.extend(used.peak_bytes.map(|peak| MemorySample {
-                step: spec.total_steps(),
-                reserved_bytes: peak,
-                peak_reserved_bytes: peak,
-                limit_bytes: placement.facts.limit_bytes,
-                ..MemorySample::default()
-            }));
-        }
-        if spec.is_soak() && told.hello.is_some() && outcome == Outcome::Completed {
-            record.warnings.extend(incomplete_soak(&told));
-        }
-        record.samples = told.series.samples;
-        record.outcome = outcome;
+        let used = watches.finish();
+        self.settle(spec, heard, &Seen { files: &files.0, placement, used, took }, record);
         Ok(())
-    }
-
-    /// Turns the snapshot of a probe into the trace that the forecast reads. Without one the probe was for nothing.
-    fn keep_trace(&mut self, spec: &TrialSpec, files: &TrialFiles, told: &mut Told) -> Outcome {
-        let failed = |message: String| Outcome::Failed { message };
-        if told.hello.is_none() || !told.has_trace {
-            return failed("the program recorded no allocations, so nothing can be forecast from it".to_owned());
-        }
-        let path = recording_path(&self.config.scratch, spec);
-        let sampled = told.series.samples.iter().map(|sample| sample.peak_allocated_bytes);
-        let beside = Beside { accumulation: spec.accumulation(), sampled_peak_bytes: sampled.max().unwrap_or(0) };
-        match trace::convert(&files.snapshot, &told.marks, beside, &path) {
-            Ok(content) => {
-                tracing::debug!("{} events recorded", content.events);
-                self.heeded(spec, content).map_or(Outcome::Completed, failed)
-            }
-            Err(error) => failed(format!("the recorded allocations are of no use: {}", with_causes(&error))),
-        }
-    }
-
-    /// What is to be said of a program that allocates the same at two lengths. Taken for what lengths do, its recordings
-    /// would make a forecast that is wrong and looks exact.
-    fn heeded(&mut self, spec: &TrialSpec, content: Content) -> Option<String> {
-        let length = spec.length?;
-        let (before, sizes) = *self.lengths.entry(spec.point.batch_size).or_insert((length, content.sizes));
-        (before != length && sizes == content.sizes).then(|| {
-            format!(
-                "the program allocates the same at a length of {before} and of {length} (hint: pad every batch to \
-                 `{{sequence_length}}` where it is not 0)"
-            )
-        })
-    }
-
-    fn measure(&mut self, spec: &TrialSpec, told: &Told, used: &GpuUse, took: Duration) -> Measurement {
-        if told.hello.is_some() {
-            let mut measurement = told.series.measure(spec);
-            if told.series.samples.is_empty() {
-                measurement.peak_reserved_bytes = used.peak_bytes.unwrap_or(0);
-            }
-            self.peak_allocated_bytes = self.peak_allocated_bytes.max(measurement.peak_allocated_bytes);
-            return measurement;
-        }
-        // Of a program that was told how many steps to run the time of a step is known, its start included.
-        let is_told = self.config.command.holds(Placeholder::Steps);
-        let steps = if is_told { spec.total_steps() } else { 0 };
-        let seconds = took.as_secs_f64().max(f64::MIN_POSITIVE);
-        Measurement {
-            steps,
-            samples_per_second: f64::from(steps) * spec.point.batch_size as f64 / seconds,
-            peak_reserved_bytes: used.peak_bytes.unwrap_or(0),
-            ..Measurement::default()
-        }
     }
 }
 
 impl Executor for CommandExecutor {
     fn start(&mut self) -> Result<DeviceFacts, ExecutorError> {
         let allocator = allocator_of(self.config.alloc_conf().as_deref());
-        let mut placement = device::place(self.config.device, self.config.limit, allocator)
+        let wanted = device::Wanted { first: self.config.device, count: self.config.replicas };
+        let mut placement = device::place(wanted, self.config.limit, allocator)
             .map_err(|error| ExecutorError::DeviceUnavailable(with_causes(&error)))?;
         placement.facts.alloc_conf = self.config.alloc_conf();
         let facts = placement.facts.clone();
@@ -333,7 +263,7 @@ struct Removed(TrialFiles);
 
 impl Drop for Removed {
     fn drop(&mut self) {
-        for file in [&self.0.report, &self.0.snapshot] {
+        for file in self.0.reports().chain((0..self.0.ranks).map(|rank| self.0.snapshot_of(rank))) {
             let _ = fs::remove_file(file);
         }
         if let Some(checkpoint) = &self.0.checkpoint {

@@ -1,9 +1,12 @@
 //! What is to be said of a run that went well and showed less than it could.
 
-use super::run::Told;
+use super::rank::Told;
 use super::spec::CommandSpec;
 use super::template::Placeholder;
 use crate::trial::spawn::{Attribution, GpuUse};
+
+/// Ranks that are named.
+const NAMED_RANKS: usize = 8;
 
 /// What is to be said of a program that says nothing itself.
 pub(super) fn unreported(used: &GpuUse, command: &CommandSpec, complaint: Option<&str>) -> String {
@@ -36,8 +39,10 @@ fn seen(used: &GpuUse) -> &'static str {
 }
 
 /// What a soak was to show and did not.
-pub(super) fn incomplete_soak(told: &Told) -> Option<String> {
-    let missing = match (told.has_evaluated, told.has_checkpoint) {
+pub(super) fn incomplete_soak(ranks: &[Told]) -> Option<String> {
+    // One rank may do either for all.
+    let (evaluated, saved) = (|told: &Told| told.has_evaluated, |told: &Told| told.has_checkpoint);
+    let missing = match (ranks.iter().any(evaluated), ranks.iter().any(saved)) {
         (true, true) => return None,
         (true, false) => "no checkpoint",
         (false, true) => "no evaluation pass",
@@ -47,4 +52,23 @@ pub(super) fn incomplete_soak(told: &Told) -> Option<String> {
         "the soak had {missing}, and either can need more memory than training (hint: `tune_report.run(evaluate, \
          checkpoint)`)"
     ))
+}
+
+/// What is to be said of ranks that say nothing beside others that do: nobody knows what they need.
+pub(super) fn silent_ranks(ranks: &[Told]) -> Option<String> {
+    let silent: Vec<String> = (0..)
+        .zip(ranks)
+        .filter(|(_, told)| told.hello.is_none())
+        .map(|(rank, _): (usize, _)| rank.to_string())
+        .collect();
+    let (are, shown) = (silent.len(), silent.get(..NAMED_RANKS).unwrap_or(&silent).join(", "));
+    let more = if are > NAMED_RANKS { format!(" and {} more", are - NAMED_RANKS) } else { String::new() };
+    let subject = if are == 1 { "rank" } else { "ranks" };
+    (1..ranks.len()).contains(&are).then(|| {
+        format!(
+            "{subject} {shown}{more} of {} never reported, so what they need was not seen (hint: every rank has to import \
+             `tune_report`, and to have RANK or LOCAL_RANK in its environment)",
+            ranks.len()
+        )
+    })
 }

@@ -6,7 +6,8 @@
 //!
 //! | `event` | when | fields (those in brackets may be absent) |
 //! |---|---|---|
-//! | `hello` | first | `protocol`: 1, \[`framework`, `pid`, `device`, `uuid`, `name`, `allocator`, `total_bytes`, `limit_bytes`\] |
+//! | `hello` | first | `protocol`: 1, \[`framework`, `pid`, `rank`, `world_size`, `device`, `uuid`, `name`, `allocator`, `total_bytes`, `limit_bytes`\] |
+//! | `reached` | with several ranks: the end of a step is reached, the device's work perhaps not done | `step`: this one, counted from 1 |
 //! | `step` | a micro-batch is done, the device synchronised | `step`: finished so far, `samples`, `total_ms`, \[`loss`, `data_wait_ms`, `load_ms`, `forward_ms`, `backward_ms`, `optimizer_ms`\] |
 //! | `sample` | every `TUNE_SAMPLE_EVERY` steps, and after the last | `step`, `allocated_bytes`, `reserved_bytes`, \[`requested_bytes`, `peak_allocated_bytes`, `peak_reserved_bytes`, `largest_free_bytes`, `unreleasable_bytes`, `allocated_blocks`, `largest_request_bytes`, `host_bytes`\] |
 //! | `mark` | in a probe: a step begins, or the last has ended; an evaluation or a checkpoint begins | `mark`: `step`, `evaluation` or `checkpoint`, `allocations` and `frees` since recording began, \[`step`\] |
@@ -20,12 +21,21 @@
 //! left out. Peaks count since the last sample. A loss that is not finite is the text `nan`, `inf` or `-inf`, since JSON
 //! has no such numbers. Unknown events and fields are ignored, so that a newer program can say more.
 //!
+//! # Several ranks
+//! Where `TUNE_REPLICAS` is N > 1 every rank has a report of its own, so that no line of one can get into another's and a
+//! rank that says nothing is known from one that does: rank 0 the file `$TUNE_REPORT`, rank R > 0 the file
+//! `$TUNE_REPORT.R`, and likewise `$TUNE_TRACE.R`. All are there before the program starts; a launcher needs to pass on
+//! the environment and a shared file system, and nothing else. Each is a report as above. In `hello`, which every rank
+//! writes as soon as it can, `world_size` is how many ranks there really are, and a `pid` of this machine lets the end
+//! of a rank be seen that says nothing of it. With `TUNE_REPLICAS` 1, or without it, there is one report: rank 0 writes
+//! it, and others add a failure of theirs at most.
+//!
 //! A reader is strict about what it knows: a line that is no such object spoils the report.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 use serde::de::{Deserializer, Error as _};
@@ -48,6 +58,11 @@ const EXCERPT_CHARS: usize = 80;
 pub enum Line {
     /// The program speaks the protocol.
     Hello(Hello),
+    /// The end of a step is reached.
+    Reached {
+        /// Which, counted from 1.
+        step: u32,
+    },
     /// A micro-batch is done.
     Step(StepLine),
     /// The allocator's figures.
@@ -88,6 +103,12 @@ pub struct Hello {
     /// The framework and its version.
     #[serde(default)]
     pub framework: Option<String>,
+    /// The number of its process.
+    #[serde(default)]
+    pub pid: Option<u32>,
+    /// How many ranks train together.
+    #[serde(default)]
+    pub world_size: Option<u32>,
     /// Its allocator: `native`, `expandable` or `cuda_malloc_async`.
     #[serde(default)]
     pub allocator: Option<String>,
@@ -315,6 +336,16 @@ impl Reader {
     }
 }
 
+/// The file of a rank, where `first` is that of rank 0.
+pub(super) fn of_rank(first: &Path, rank: usize) -> PathBuf {
+    if rank == 0 {
+        return first.to_owned();
+    }
+    let mut name = first.as_os_str().to_owned();
+    name.push(format!(".{rank}"));
+    PathBuf::from(name)
+}
+
 /// Opens a file that a program wrote: a regular one, and not whatever a link or a pipe in its place leads to.
 pub(super) fn open_regular(path: &Path) -> io::Result<File> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
@@ -390,6 +421,13 @@ mod tests {
         file.write_all(b"{\"event\":\"trace\"}\n\x1b[2J\xff\n").unwrap();
         let error = reader.read().unwrap_err().to_string();
         assert!(error.starts_with("line 2 of the report") && !error.contains('\u{1b}'), "{error}");
+    }
+
+    #[test]
+    fn a_rank_s_file_is_the_first_one_s_with_its_number() {
+        let first = Path::new("/study/report.jsonl");
+        assert_eq!(of_rank(first, 0), first);
+        assert_eq!(of_rank(first, 12), Path::new("/study/report.jsonl.12"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::report::PROTOCOL;
+use super::report::{PROTOCOL, of_rank};
 use super::template::{Filling, Placeholder, Template};
 use crate::trial::spec::{ProbeSchedule, TrialSpec};
 
@@ -64,10 +64,12 @@ impl CommandSpec {
 /// The files of one trial, all in the study directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TrialFiles {
-    /// What the program reports to.
+    /// What the program reports to; of several ranks the first.
     pub(super) report: PathBuf,
-    /// Where a probe puts its allocation trace.
+    /// Where a probe puts its allocation trace; of several ranks the first.
     pub(super) snapshot: PathBuf,
+    /// Ranks that have a report and a trace each.
+    pub(super) ranks: usize,
     /// Where a soak puts its checkpoint; `None` where the disk has no room for one.
     pub(super) checkpoint: Option<PathBuf>,
 }
@@ -80,7 +82,23 @@ impl TrialFiles {
             report: named("report").with_extension("jsonl"),
             snapshot: named("snapshot").with_extension("pickle"),
             checkpoint: trial.is_soak().then(|| named("checkpoint")),
+            ranks: 1,
         }
+    }
+
+    /// The same for a program of so many ranks.
+    pub(super) fn of_ranks(self, ranks: usize) -> Self {
+        Self { ranks, ..self }
+    }
+
+    /// The reports of all ranks.
+    pub(super) fn reports(&self) -> impl Iterator<Item = PathBuf> {
+        (0..self.ranks).map(|rank| of_rank(&self.report, rank))
+    }
+
+    /// The trace of a rank.
+    pub(super) fn snapshot_of(&self, rank: usize) -> PathBuf {
+        of_rank(&self.snapshot, rank)
     }
 }
 
@@ -161,7 +179,7 @@ mod tests {
     use crate::trial::Purpose;
 
     fn environment_of(trial: &TrialSpec, bounds: Bounds<'_>) -> BTreeMap<String, String> {
-        let filling = Filling { trial, precision: "bf16", seed: 7 };
+        let filling = Filling { trial, precision: "bf16", seed: 7, replicas: 1 };
         let files = TrialFiles::of(Path::new("/study"), trial);
         environment(&command(&["train"]), &filling, &files, bounds).into_iter().collect()
     }
@@ -210,11 +228,12 @@ mod tests {
             command.env.insert(name.to_owned(), Template::parse("mine").unwrap());
         }
         let trial = trial(8);
-        let filling = Filling { trial: &trial, precision: "f32", seed: 0 };
+        let filling = Filling { trial: &trial, precision: "f32", seed: 0, replicas: 2 };
         let files = TrialFiles::of(Path::new("/study"), &trial);
         let bounds = Bounds { limit_bytes: None, alloc_conf: None };
         let found: BTreeMap<_, _> = environment(&command, &filling, &files, bounds).into_iter().collect();
         assert_eq!((found["TUNE_BATCH_SIZE"].as_str(), found["MINE"].as_str()), ("8", "mine"));
+        assert_eq!(found["TUNE_REPLICAS"], "2");
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub enum Placeholder {
     BatchSize,
     /// Micro-batches per optimizer step, as the trial runs them.
     AccumulationSteps,
-    /// Samples per optimizer step, as the trial runs it.
+    /// Samples per optimizer step over all ranks, as the trial runs it.
     EffectiveBatchSize,
     /// Loader workers.
     LoaderWorkers,
@@ -45,11 +45,13 @@ pub enum Placeholder {
     Seed,
     /// The length that every batch is padded to; 0 leaves lengths as they come.
     SequenceLength,
+    /// Ranks that train together.
+    Replicas,
 }
 
 impl Placeholder {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::BatchSize,
         Self::AccumulationSteps,
         Self::EffectiveBatchSize,
@@ -63,6 +65,7 @@ impl Placeholder {
         Self::WarmupSteps,
         Self::Seed,
         Self::SequenceLength,
+        Self::Replicas,
     ];
 
     /// The name between the braces. Its environment variable is `TUNE_` and the name in capitals.
@@ -81,6 +84,7 @@ impl Placeholder {
             Self::WarmupSteps => "warmup_steps",
             Self::Seed => "seed",
             Self::SequenceLength => "sequence_length",
+            Self::Replicas => "replicas",
         }
     }
 
@@ -98,6 +102,8 @@ pub struct Filling<'a> {
     pub precision: &'a str,
     /// The seed.
     pub seed: u64,
+    /// Ranks that train together.
+    pub replicas: usize,
 }
 
 impl Filling<'_> {
@@ -108,7 +114,9 @@ impl Filling<'_> {
         match placeholder {
             Placeholder::BatchSize => point.batch_size.to_string(),
             Placeholder::AccumulationSteps => accumulation.to_string(),
-            Placeholder::EffectiveBatchSize => point.batch_size.saturating_mul(accumulation).to_string(),
+            Placeholder::EffectiveBatchSize => {
+                point.batch_size.saturating_mul(accumulation).saturating_mul(self.replicas).to_string()
+            }
             Placeholder::LoaderWorkers => point.loader_workers.to_string(),
             Placeholder::PrefetchDepth => point.prefetch_depth.to_string(),
             Placeholder::DevicePrefetch => point.device_prefetch.to_string(),
@@ -119,6 +127,7 @@ impl Filling<'_> {
             Placeholder::WarmupSteps => self.trial.warmup_steps.to_string(),
             Placeholder::Seed => self.seed.to_string(),
             Placeholder::SequenceLength => self.trial.length.unwrap_or(0).to_string(),
+            Placeholder::Replicas => self.replicas.to_string(),
         }
     }
 }
@@ -247,7 +256,7 @@ mod tests {
     use super::*;
 
     fn filled(text: &str) -> String {
-        Template::parse(text).unwrap().fill(&Filling { trial: &trial(8), precision: "bf16", seed: 7 })
+        Template::parse(text).unwrap().fill(&Filling { trial: &trial(8), precision: "bf16", seed: 7, replicas: 1 })
     }
 
     #[test]
@@ -260,11 +269,18 @@ mod tests {
     }
 
     #[test]
+    fn ranks_are_counted_and_share_an_update() {
+        let template = Template::parse("--nproc-per-node={replicas} {effective_batch_size}").unwrap();
+        let filling = Filling { trial: &trial(8), precision: "f32", seed: 0, replicas: 4 };
+        assert_eq!(template.fill(&filling), "--nproc-per-node=4 64");
+    }
+
+    #[test]
     fn a_length_is_told_where_the_trial_has_one() {
         assert_eq!(filled("--length={sequence_length}"), "--length=0");
         let trial = TrialSpec { length: Some(96), ..trial(2) };
         let template = Template::parse("{sequence_length}").unwrap();
-        assert_eq!(template.fill(&Filling { trial: &trial, precision: "f32", seed: 0 }), "96");
+        assert_eq!(template.fill(&Filling { trial: &trial, precision: "f32", seed: 0, replicas: 1 }), "96");
     }
 
     #[test]

@@ -40,6 +40,7 @@ fn ended(id: u32) -> Entry {
     let record = TrialRecord {
         spec: spec(id),
         outcome: Outcome::Completed,
+        rank: None,
         measurement: Some(Measurement { steps: 10, samples_per_second: 123.456, ..Measurement::default() }),
         samples: vec![MemorySample { step: 2, rates, ..MemorySample::default() }; 3],
         warnings: vec!["a \"quoted\" warning\nof two lines".to_owned()],

@@ -6,8 +6,8 @@
 //! | rate | the rate that gates is over its threshold in some step after the first ones |
 //! | growth | V has no plateau and would meet C within the horizon |
 //!
-//! A rate gates as in the rule `fragmentation` of a search: `peak` is held against the highest need so far, and bytes under
-//! 1 % of the limit do not count.
+//! A rate gates as in the rule `fragmentation` of a search: bytes under 1 % of the limit do not count, and `peak` is held
+//! against the highest need. A soak knows that of the steps so far, a forecast that of the whole run.
 //!
 //! Growth is judged as the rule `growth` does, from what a forecast knows better than a soak: all of the steps, without
 //! noise. V has a plateau if it reached no new height in the last quarter of the run, and one more segment in it is chance: so
@@ -160,7 +160,7 @@ mod tests {
                 limit_bytes: GIB,
                 ..PoolState::default()
             };
-            let point = LongRunPoint::of(step, &state, 100 * MIB);
+            let point = LongRunPoint::of(step, &state);
             figures.heights.take(&point, GIB);
             figures.peak_reserved_bytes = figures.peak_reserved_bytes.max(point.peak_reserved_bytes);
             figures.points.push(point);

@@ -34,14 +34,15 @@ pub struct LongRunPoint {
     pub unreleasable_bytes: u64,
     /// The highest rates. `external` is `None` without a limit.
     pub rates: Rates,
-    /// 1 − the highest A of the run so far / the highest V in the step: the rate that decides, see
-    /// [`against_need`](crate::memory::fragmentation::against_need).
+    /// 1 − the highest A of the run / the highest V in the step: the rate that decides. A soak can hold V against the highest
+    /// need so far only (see [`against_need`](crate::memory::fragmentation::against_need)); a forecast knows what is to come,
+    /// and what the longest batch will need is not wasted on the short ones before it.
     pub against_need: Option<f64>,
 }
 
 impl LongRunPoint {
-    /// The point of one step. `need_bytes` is the highest A up to its end.
-    pub(super) fn of(step: u32, state: &PoolState, need_bytes: u64) -> Self {
+    /// The point of one step, before the need of the run is known.
+    pub(super) fn of(step: u32, state: &PoolState) -> Self {
         Self {
             step,
             peak_allocated_bytes: state.peak_allocated_bytes,
@@ -49,15 +50,7 @@ impl LongRunPoint {
             largest_satisfiable_bytes: state.largest_satisfiable_bytes,
             unreleasable_bytes: state.unreleasable_bytes,
             rates: rates(state),
-            against_need: peak_rate(need_bytes, state.peak_reserved_bytes),
-        }
-    }
-
-    /// The rate that gates under a metric: `peak` is held against the highest need so far.
-    pub fn gating_rate(&self, metric: FragmentationMetric) -> Option<f64> {
-        match metric {
-            FragmentationMetric::Peak => self.against_need,
-            FragmentationMetric::External | FragmentationMetric::Reserved => self.rates.get(metric),
+            against_need: None,
         }
     }
 
@@ -77,7 +70,7 @@ impl LongRunPoint {
                 external: higher(self.rates.external, next.rates.external),
                 reserved: higher(self.rates.reserved, next.rates.reserved),
             },
-            against_need: higher(self.against_need, next.against_need),
+            against_need: None,
         }
     }
 }
@@ -116,8 +109,13 @@ impl Series {
         self.filled = 1;
     }
 
-    pub(super) fn into_points(self) -> Vec<LongRunPoint> {
-        self.points
+    /// The points of a run that needed so much.
+    pub(super) fn into_points(self, need_bytes: u64) -> Vec<LongRunPoint> {
+        let rated = |point: LongRunPoint| LongRunPoint {
+            against_need: peak_rate(need_bytes, point.peak_reserved_bytes),
+            ..point
+        };
+        self.points.into_iter().map(rated).collect()
     }
 }
 
@@ -128,11 +126,21 @@ struct Height {
     rate: f64,
 }
 
-/// The steps after the first ones in which a rate rose to a new height, so that the first step over any threshold is known
-/// although the series is thinned. Bytes under 1 % of the limit are left out. Exact for thresholds in whole thousandths, and bounded: one height for each of them.
+/// V higher than in all steps before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ReservedHeight {
+    step: u32,
+    bytes: u64,
+}
+
+/// The steps after the first ones in which V or a rate rose to a new height, so that the first step over any threshold is
+/// known although the series is thinned. Bytes under 1 % of the limit are left out. Bounded: heights that differ by less
+/// than a thousandth count as one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Heights {
-    peak: Vec<Height>,
+    limit_bytes: u64,
+    need_bytes: u64,
+    peak: Vec<ReservedHeight>,
     external: Vec<Height>,
     reserved: Vec<Height>,
 }
@@ -140,29 +148,47 @@ pub struct Heights {
 impl Heights {
     /// Takes a step under a limit.
     pub(super) fn take(&mut self, point: &LongRunPoint, limit_bytes: u64) {
-        use FragmentationMetric::{External, Peak, Reserved};
-        let negligible_bytes = if limit_bytes == u64::MAX { 0.0 } else { limit_bytes as f64 / NEGLIGIBLE_DIVISOR };
-        for (heights, metric) in
-            [(&mut self.peak, Peak), (&mut self.external, External), (&mut self.reserved, Reserved)]
-        {
-            let Some(rate) = point.gating_rate(metric).filter(|rate| rate.is_finite()) else { continue };
-            if rate * (point.peak_reserved_bytes as f64) < negligible_bytes {
+        self.limit_bytes = limit_bytes;
+        self.need_bytes = self.need_bytes.max(point.peak_allocated_bytes);
+        let (step, bytes) = (point.step, point.peak_reserved_bytes);
+        if self.peak.last().is_none_or(|last| bytes as f64 > last.bytes as f64 * (1.0 + 1.0 / HEIGHTS_A_WHOLE)) {
+            self.peak.push(ReservedHeight { step, bytes });
+        }
+        let negligible_bytes = negligible_bytes(limit_bytes);
+        let rates = [(&mut self.external, point.rates.external), (&mut self.reserved, point.rates.reserved)];
+        for (heights, rate) in rates {
+            let Some(rate) = rate.filter(|rate| rate.is_finite()) else { continue };
+            if rate * (bytes as f64) < negligible_bytes {
                 continue;
             }
             let level = |rate: f64| (rate * HEIGHTS_A_WHOLE).ceil();
             if heights.last().is_none_or(|last| level(rate) > level(last.rate)) {
-                heights.push(Height { step: point.step, rate });
+                heights.push(Height { step, rate });
             }
         }
     }
 
-    /// The first step in which a rate was above a threshold, with the rate.
+    /// The first step in which a rate was above a threshold, with the rate. `peak` is V against the need of the whole run.
     pub fn first_above(&self, metric: FragmentationMetric, threshold: f64) -> Option<(u32, f64)> {
         let heights = match metric {
-            FragmentationMetric::Peak => &self.peak,
+            FragmentationMetric::Peak => return self.first_beyond_the_need(threshold),
             FragmentationMetric::External => &self.external,
             FragmentationMetric::Reserved => &self.reserved,
         };
         heights.iter().find(|height| height.rate > threshold).map(|height| (height.step, height.rate))
     }
+
+    fn first_beyond_the_need(&self, threshold: f64) -> Option<(u32, f64)> {
+        let negligible_bytes = negligible_bytes(self.limit_bytes);
+        let rated = self.peak.iter().filter_map(|height| {
+            let rate = peak_rate(self.need_bytes, height.bytes)?;
+            (rate * height.bytes as f64 >= negligible_bytes).then_some((height.step, rate))
+        });
+        rated.into_iter().find(|(_, rate)| *rate > threshold)
+    }
+}
+
+/// The bytes that do not count.
+fn negligible_bytes(limit_bytes: u64) -> f64 {
+    if limit_bytes == u64::MAX { 0.0 } else { limit_bytes as f64 / NEGLIGIBLE_DIVISOR }
 }

@@ -139,7 +139,7 @@ impl ShapeForecaster {
         }
         let columns: Vec<Vec<u64>> = recorded.iter().map(|probe| probe.recording.sizes().collect()).collect();
         let mut forecaster = Self {
-            recording: first.recording.clone(),
+            recording: first.recording.clone().without_its_end(),
             fits: ShapeFits::default(),
             doubled: None,
             batch_size: first.batch_size,

@@ -1,0 +1,287 @@
+//! One rank of a run: its report heard line by line, and how it ended.
+//!
+//! A program on one device is one rank. One that `torchrun` or another launcher starts several times has a report for
+//! each of them ([`report`](super::report)), and each is heard by itself: what one says spoils nothing of another's.
+
+use std::time::{Duration, Instant};
+
+use super::figures;
+use super::process::RankProcess;
+use super::report::{Chunk, EndLine, EndOutcome, Hello, Line, MarkLine, PROTOCOL, Reader, StepLine};
+use super::run::Terms;
+use crate::text::harmless;
+use crate::trial::executor::Observation;
+use crate::trial::measure::Series;
+use crate::trial::spawn::{Exit, Kin};
+
+/// After the last step, for the evaluation, the checkpoint and the `end` line.
+pub(super) const AFTER_LAST_STEP: Duration = Duration::from_secs(30);
+/// Warnings of a rank that are kept.
+const WARNINGS: usize = 32;
+/// A forked program runs before its start is known here, on a busy machine for a while.
+const STARTED_BEFORE: Duration = Duration::from_secs(2);
+/// A program's clock and ours may differ by this factor.
+const CLOCK_TOLERANCE: f64 = 1.05;
+/// Samples beyond one a step, and marks beyond one a step, that are kept.
+const SPARE: usize = 16;
+/// The longest text of a warning or an error, in characters.
+const TEXT_CHARS: usize = 4_000;
+
+/// What a rank said.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub(super) hello: Option<Hello>,
+    pub(super) series: Series,
+    pub(super) marks: Vec<MarkLine>,
+    pub(super) has_trace: bool,
+    pub(super) warnings: Vec<String>,
+    pub(super) has_evaluated: bool,
+    pub(super) has_checkpoint: bool,
+    /// Steps with another number of samples than the batch size.
+    pub(super) other_samples: u32,
+    /// The last of those numbers.
+    pub(super) last_other: u64,
+    /// The last step whose end it has come to, its device's work perhaps not done.
+    pub(super) reached: u32,
+}
+
+impl Told {
+    /// Steps that are finished.
+    pub(super) fn steps(&self) -> usize {
+        self.series.times.len()
+    }
+
+    /// How far it came: finished steps, then the step whose end it reached.
+    pub(super) fn progress(&self) -> (usize, u32) {
+        (self.steps(), self.reached)
+    }
+}
+
+/// How a rank is over.
+#[derive(Debug)]
+pub(super) enum Over {
+    /// It said so.
+    Said(EndLine),
+    /// All steps are done, and it goes on or says no more.
+    WentOn,
+    /// Its report is no report.
+    Spoiled(String),
+    /// Its process ended without a word, and so.
+    Died(Exit),
+}
+
+/// A rank while it is followed.
+#[derive(Debug)]
+pub(super) struct Rank<'a> {
+    pub(super) terms: &'a Terms<'a>,
+    reader: Reader,
+    pub(super) told: Told,
+    /// The first word for its end, which is the last that counts, and when it came.
+    pub(super) over: Option<(Over, Instant)>,
+    begun: Instant,
+    heard: Instant,
+    /// The times of all steps together.
+    told_ms: f64,
+    process: Option<RankProcess>,
+    /// When it was last seen to run, or nobody looked.
+    alive: Instant,
+    /// How it ended.
+    ended: Option<Exit>,
+}
+
+impl<'a> Rank<'a> {
+    pub(super) fn new(terms: &'a Terms<'a>, reader: Reader, begun: Instant) -> Self {
+        let told = Told::default();
+        Self {
+            terms,
+            reader,
+            told,
+            over: None,
+            begun,
+            heard: begun,
+            told_ms: 0.0,
+            process: None,
+            alive: begun,
+            ended: None,
+        }
+    }
+
+    /// Looks at its process at the moment `now`. That comes before its report is looked at, so that the last words of one that has ended are
+    /// read.
+    pub(super) fn look_at_process(&mut self, now: Instant) {
+        if self.ended.is_none() && self.over.is_none() {
+            self.ended = self.process.as_ref().and_then(RankProcess::ended);
+            if self.ended.is_none() {
+                self.alive = now;
+            }
+        }
+    }
+
+    /// Looks at its report at the moment `now`, and gives whether that was all there is. One look takes in so much and no
+    /// more: a report without end must not keep anybody waiting.
+    pub(super) fn look(&mut self, now: Instant, kin: &mut Kin, observe: &mut dyn FnMut(Observation)) -> bool {
+        if self.over.is_some() {
+            return true;
+        }
+        let Chunk { lines, is_last } = match self.reader.read() {
+            Ok(chunk) => chunk,
+            Err(error) => {
+                self.over = Some((Over::Spoiled(error.to_string()), now));
+                return true;
+            }
+        };
+        for line in lines {
+            if let Err(over) = self.hear(line, kin, observe) {
+                self.over = Some((over, now));
+                return true;
+            }
+        }
+        if self.is_through() && self.silence() >= AFTER_LAST_STEP {
+            self.over = Some((Over::WentOn, now));
+        } else if let Some(exit) = self.ended.filter(|_| is_last) {
+            // It may have ended as early as that, and what it was of others have lost since.
+            self.over = Some((Over::Died(exit), self.alive));
+        }
+        is_last
+    }
+
+    /// Whether it said anything.
+    pub(super) fn is_heard(&self) -> bool {
+        self.told.hello.is_some() || self.over.is_some()
+    }
+
+    /// How long it has said nothing.
+    pub(super) fn silence(&self) -> Duration {
+        self.heard.elapsed()
+    }
+
+    /// Whether all steps are done.
+    pub(super) fn is_through(&self) -> bool {
+        self.told.steps() >= self.terms.trial.total_steps() as usize
+    }
+
+    /// The longest silence that is allowed now; `None` where it may never say anything.
+    pub(super) fn allowance(&self) -> Option<Duration> {
+        let patience = &self.terms.patience;
+        if self.told.hello.is_none() {
+            return self.terms.is_known_to_report.then_some(patience.start + patience.build);
+        }
+        let building = self.told.steps() == 0 || self.terms.trial.is_soak() || self.terms.trial.is_probe();
+        // Ranks say hello before they wait for one another and build anything.
+        let meeting = if self.terms.replicas > 1 && self.told.steps() == 0 { patience.start } else { Duration::ZERO };
+        Some(meeting + if building { patience.build + patience.step } else { patience.step })
+    }
+
+    fn hear(&mut self, line: Line, kin: &mut Kin, observe: &mut dyn FnMut(Observation)) -> Result<(), Over> {
+        if !matches!(line, Line::Warning { .. } | Line::Other) {
+            self.heard = Instant::now();
+        }
+        let kept = self.terms.trial.total_steps() as usize + SPARE;
+        match line {
+            Line::Hello(hello) => self.greet(hello, kin)?,
+            Line::Reached { step } => self.told.reached = step,
+            Line::Step(step) => self.step(&step)?,
+            Line::Sample(sample) if sample.step > self.terms.trial.total_steps() => {
+                return Err(Over::Spoiled(format!("the report has a sample after step {}", sample.step)));
+            }
+            Line::Sample(sample) if self.told.series.samples.len() < kept => {
+                let own_bytes = self.told.hello.as_ref().and_then(|hello| hello.limit_bytes).unwrap_or(u64::MAX);
+                let sample = figures::sample(&sample, self.terms.limit_bytes.min(own_bytes));
+                self.told.series.samples.push(sample);
+                observe(Observation::Sample(sample));
+            }
+            Line::Mark(mark) if self.told.marks.len() < kept => self.told.marks.push(mark),
+            Line::Trace {} => self.told.has_trace = true,
+            Line::Evaluation { loss } => {
+                self.told.has_evaluated = true;
+                self.told.series.evaluation_loss = loss;
+            }
+            Line::Checkpoint { bytes } => {
+                self.told.has_checkpoint = true;
+                self.told.series.checkpoint_bytes = bytes;
+            }
+            Line::Warning { text } if self.told.warnings.len() < WARNINGS => {
+                self.told.warnings.push(shortened(&text));
+            }
+            Line::End(end) => return Err(Over::Said(end)),
+            Line::Sample(_) | Line::Mark(_) | Line::Warning { .. } | Line::Other => {}
+        }
+        Ok(())
+    }
+
+    /// It speaks the protocol, and there are as many ranks as it was told to run.
+    fn greet(&mut self, hello: Hello, kin: &mut Kin) -> Result<(), Over> {
+        if hello.protocol != PROTOCOL {
+            return Err(Over::Spoiled(format!(
+                "the program speaks protocol {}, expected {PROTOCOL} (hint: `tune_report.py` must be of this version)",
+                hello.protocol
+            )));
+        }
+        let (replicas, ranks) = (self.terms.replicas, hello.world_size);
+        let told = ranks.filter(|ranks| *ranks as usize != replicas).map(|ranks| {
+            format!(
+                "the program runs {}, and `target.replicas` is {replicas} (hint: `--nproc-per-node={{replicas}}`)",
+                crate::units::plural(ranks as usize, "rank")
+            )
+        });
+        if let Some(text) = told {
+            if replicas > 1 {
+                let failed = EndOutcome::Failed;
+                let end = EndLine { outcome: failed, message: Some(text), requested_bytes: None, step: None };
+                self.told.hello = Some(hello);
+                return Err(Over::Said(end));
+            }
+            // It worked before there was a key for it: one rank reports, and counts for all.
+            self.told.warnings.push(text);
+        }
+        if replicas > 1 {
+            self.process = hello.pid.and_then(|pid| RankProcess::of(pid, kin));
+        }
+        self.told.hello = Some(hello);
+        Ok(())
+    }
+
+    fn step(&mut self, line: &StepLine) -> Result<(), Over> {
+        let expected = u32::try_from(self.told.steps()).unwrap_or(u32::MAX).saturating_add(1);
+        if expected > self.terms.trial.total_steps() {
+            return Err(Over::WentOn);
+        }
+        if line.step != expected {
+            return Err(Over::Spoiled(format!("the report has step {} where step {expected} was due", line.step)));
+        }
+        let times = figures::times(line);
+        if figures::cannot_be(&times) {
+            let (total_ms, wait_ms) = (times.total_ms, times.data_wait_ms);
+            return Err(Over::Spoiled(format!(
+                "step {expected} of the report has a time that cannot be (`total_ms` {total_ms}, `data_wait_ms` {wait_ms})"
+            )));
+        }
+        self.told_ms += times.total_ms;
+        let passed_ms = (self.begun.elapsed() + STARTED_BEFORE).as_secs_f64() * 1e3;
+        if self.told_ms > passed_ms * CLOCK_TOLERANCE {
+            let (told, passed) = (self.told_ms / 1e3, passed_ms / 1e3);
+            let what = format!("the report's steps took {told:.3} s, and no more than {passed:.3} s can have passed");
+            return Err(Over::Spoiled(what));
+        }
+        if line.samples != self.terms.trial.point.batch_size as u64 {
+            self.told.other_samples += 1;
+            self.told.last_other = line.samples;
+        }
+        if line.loss.is_some_and(|loss| !loss.is_finite()) {
+            let outcome = EndOutcome::Diverged;
+            return Err(Over::Said(EndLine {
+                outcome,
+                message: None,
+                requested_bytes: None,
+                step: Some(expected - 1),
+            }));
+        }
+        self.told.series.times.push(times);
+        self.told.series.losses.extend(line.loss);
+        Ok(())
+    }
+}
+
+pub(super) fn shortened(text: &str) -> String {
+    harmless(text).chars().take(TEXT_CHARS).collect()
+}
