@@ -141,7 +141,7 @@ impl Error {
                     | ExecutorError::LeaseExpired { .. } => exit_code::WORKLOAD_FAILS,
                 },
                 DriverError::BudgetEnded => exit_code::BUDGET_ENDED,
-                DriverError::Journal(_) | DriverError::Report(_) => exit_code::USAGE,
+                DriverError::Journal(_) | DriverError::Report(_) | DriverError::Thread(_) => exit_code::USAGE,
             },
         }
     }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use batchtune::progress::Quiet;
-use batchtune::search::driver::{End, Study};
+use batchtune::search::driver::{End, Slots, Study};
 use batchtune::trial::Interrupt;
 use batchtune::trial::journal::{self, Header, Journal, StudyLock};
 use nix::sys::signal::{Signal, kill};
@@ -133,7 +133,7 @@ fn a_driver_to_be_killed() {
     };
     let result = Study {
         plan: &plan,
-        executor: &mut machine::Machine { study },
+        slots: Slots::one(machine::Machine { study }),
         journal: &mut journal,
         reporter: &mut Quiet,
         output: folder.join("recommendation.yaml"),

@@ -22,7 +22,6 @@ mod check;
 mod completions;
 mod diagnostics;
 mod doctor;
-mod executor;
 mod explain_oom;
 mod export;
 mod forecast;
@@ -36,6 +35,7 @@ mod replay;
 mod report;
 mod schema;
 mod search;
+mod slots;
 mod watch;
 
 pub use forecast::ForecastInputError;

@@ -17,17 +17,17 @@ use std::sync::Arc;
 
 use nix::sys::signal::Signal;
 
-use super::executor::executor;
 use super::known_answer::{self, Answer};
-use super::{SearchArgs, check, print_result, report};
+use super::{SearchArgs, check, print_result, report, slots};
 use crate::config::Plan;
+use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::exit_code;
 use crate::model::Registry;
 use crate::progress::{self, Event, ProgressMode, Reporter, say};
 use crate::report::recommendation::ReportError;
 use crate::report::table;
-use crate::search::driver::{DriverError, End, Study};
+use crate::search::driver::{DriverError, End, Slots, Study};
 use crate::search::knowledge::Nothing;
 use crate::search::{Ask, History, strategy};
 use crate::text::{harmless, with_causes};
@@ -49,7 +49,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let lock = StudyLock::acquire(&folder).map_err(|error| Error::Driver(DriverError::Journal(error)))?;
     let interrupt = Interrupt::default();
     watch_for_signals(&interrupt)?;
-    let mut executor = executor(plan, &folder, &interrupt)?;
+    let mut slots = slots::slots(plan, &folder, &interrupt)?;
     let mode = match (args.json, args.quiet) {
         (true, _) => ProgressMode::Json,
         (_, true) => ProgressMode::Quiet,
@@ -75,7 +75,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         }
         known_answer::Found::Answer(answer) => {
             // A device that cannot be opened is reported by the study, as always.
-            if executor.start().is_ok_and(|facts| answer.holds_on(&facts, plan)) {
+            if weakest(&mut slots).is_some_and(|facts| answer.holds_on(&facts, plan)) {
                 return offer(args, &folder, (&mut *reporter, mode), &answer);
             }
         }
@@ -92,7 +92,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let mut opened = OpenedStudy::open(plan, lock, if args.resume { Start::Resume } else { Start::Fresh })?;
     let result = Study {
         plan,
-        executor: &mut *executor,
+        slots,
         journal: &mut opened.journal,
         reporter: &mut *reporter,
         output: args.output.clone(),
@@ -123,6 +123,12 @@ fn refuse_config_as_output(args: &SearchArgs) -> Result<(), ReportError> {
         }
         _ => Ok(()),
     }
+}
+
+/// The device that an answer has to hold for, where all of them can be opened. They stay open for the study.
+fn weakest(slots: &mut Slots<'_>) -> Option<DeviceFacts> {
+    let opened: Option<Vec<DeviceFacts>> = slots.slots.iter_mut().map(|slot| slot.executor.start().ok()).collect();
+    opened?.into_iter().min_by_key(|facts| facts.limit_bytes)
 }
 
 /// Writes and prints an answer that is known already.

@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 
 use super::file::File;
 use super::leaf::amount::Rung;
-use super::leaf::list::Devices;
 use super::leaf::text::Text;
-use super::plan::BatchSizePlan;
+use super::plan::{BatchSizePlan, DevicesPlan};
 use super::problem::{Problem, ProblemKind};
 use super::source::Located;
 use crate::device::DeviceChoice;
@@ -17,6 +16,7 @@ use crate::trial::command::{CommandSpec, Template};
 use crate::trial::launcher::LauncherSpec;
 
 mod data;
+mod devices;
 mod launcher;
 mod train;
 
@@ -26,8 +26,10 @@ const AUTO_RUNGS: usize = 8;
 /// What the checks worked out.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// `device`, or the one that `devices` lists.
+    /// `device`, or the first that `devices` lists.
     pub device: DeviceChoice,
+    /// `devices`.
+    pub devices: DevicesPlan,
     /// The ladder in samples per device, unless a problem keeps it from having any.
     pub batch_size: Option<BatchSizePlan>,
     /// The data's file or folder, absolute, for sources that read one.
@@ -55,8 +57,10 @@ pub fn check(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Che
     checks.check_source_keys();
     checks.check_trials();
     checks.check_training();
+    let (device, devices) = checks.devices();
     Checked {
-        device: checks.device(),
+        device,
+        devices,
         batch_size: checks.batch_size(),
         path: checks.data_path(),
         tokenizer: checks.tokenizer(),
@@ -200,26 +204,6 @@ impl Checks<'_> {
         if every > steps && self.sound(&["safety.sample_every", "trial.steps"]) {
             let message = format!("a sample every {every} steps is never taken in a trial of {steps} (`trial.steps`)");
             self.refuse(ProblemKind::Conflict, "safety.sample_every", &message);
-        }
-    }
-
-    /// `device`, or the one that `devices` lists.
-    fn device(&mut self) -> DeviceChoice {
-        let device = self.file.device.0;
-        let Devices::Some(list) = &self.file.devices else { return device };
-        match list.first() {
-            None => {
-                self.refuse(ProblemKind::InvalidValue, "devices", "an empty list, expected at least one device");
-                device
-            }
-            Some(listed) if device == DeviceChoice::Auto || device == listed.0 => listed.0,
-            Some(listed) => {
-                let message = format!("`{}` contradicts `device: {device}`", listed.0);
-                if self.sound(&["devices", "device"]) {
-                    self.refuse(ProblemKind::Conflict, "devices", &message);
-                }
-                device
-            }
         }
     }
 

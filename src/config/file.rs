@@ -55,7 +55,7 @@ pub struct File {
     pub trial: TrialFile,
     /// How long the search may take.
     pub budget: BudgetFile,
-    /// The devices that trials may run on: auto, all or a list.
+    /// The devices that trials run on side by side, in place of device: auto (the one), all or a list.
     pub devices: Devices,
     /// A program that starts workers somewhere else: slurm, or the keys of another; null starts them here.
     pub launcher: Option<Launcher>,

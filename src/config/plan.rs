@@ -28,8 +28,11 @@ pub struct Plan {
     pub version: u32,
     /// The study's name.
     pub name: String,
-    /// Where to train.
+    /// Where to train; the first device where trials run on several.
     pub device: DeviceChoice,
+    /// Where trials run side by side.
+    #[serde(skip_serializing_if = "DevicesPlan::is_one")]
+    pub devices: DevicesPlan,
     /// What to train: the key `model` or `command`.
     #[serde(flatten)]
     pub subject: Subject,
@@ -56,6 +59,25 @@ pub struct Plan {
     /// What starts workers somewhere else.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub launcher: Option<LauncherSpec>,
+}
+
+/// The devices that trials run on side by side. They find the same answer on one as on several.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DevicesPlan {
+    /// The plan's device alone.
+    #[default]
+    One,
+    /// All cards that the machine has and this process may see.
+    All,
+    /// These, at least two.
+    Listed(Vec<DeviceChoice>),
+}
+
+impl DevicesPlan {
+    fn is_one(&self) -> bool {
+        *self == Self::One
+    }
 }
 
 /// What is trained.
@@ -92,12 +114,14 @@ impl Plan {
 
     /// The SHA-256, in hexadecimal, of the plan's canonical JSON without its budget: two runs with the same one search
     /// the same space, so the later may resume the earlier. Output and progress are no part of a plan. Of a launcher only
-    /// its command counts, which says what kind of machine trials run on; for how long it is waited for does not.
+    /// its command counts, which says what kind of machine trials run on; for how long it is waited for does not. Nor does
+    /// on how many devices trials run side by side.
     pub fn sha256(&self) -> String {
         // Every field of a plan has a JSON form (paths are UTF-8 by resolution); a null would still hash.
         let mut plan = serde_json::to_value(self).unwrap_or_default();
         if let Some(fields) = plan.as_object_mut() {
             fields.remove("budget");
+            fields.remove("devices");
             if let Some(launcher) = fields.get_mut("launcher").and_then(Value::as_object_mut) {
                 launcher.retain(|key, _| key == "command");
             }

@@ -35,7 +35,7 @@ pub(crate) const USUAL_CONFS: [&str; 4] = [
 
 /// The plan of a file, unless a problem keeps it from having one.
 pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Option<Plan> {
-    let Checked { device, batch_size, path, tokenizer, weights, config, command, launcher } =
+    let Checked { device, devices, batch_size, path, tokenizer, weights, config, command, launcher } =
         checks::check(file, located, problems);
     if !problems.is_empty() {
         return None;
@@ -48,6 +48,7 @@ pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> O
         version: file.version.0,
         name: file.name.as_ref().map_or_else(|| default_name(&subject), |name| name.0.clone()),
         device,
+        devices,
         train: train_spec(file),
         data: DataSpec {
             source: file.data.source.0,

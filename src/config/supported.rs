@@ -3,7 +3,6 @@
 //! All of it in one function: whoever builds a room deletes its lines here.
 
 use super::file::File;
-use super::leaf::list::Devices;
 use super::problem::{Problem, ProblemKind};
 use super::source::Located;
 use crate::device::collective::MOST_RANKS;
@@ -13,14 +12,8 @@ const MAX_RANKS: u64 = 512;
 
 /// Reports every key that asks for something that is not built yet.
 pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Problem>) {
-    let many_devices = match &file.devices {
-        Devices::Auto => false,
-        Devices::All => true,
-        Devices::Some(devices) => devices.len() > 1,
-    };
     let replicas = file.target.replicas.get();
     let refusals = [
-        (many_devices, "devices", "more than one device".to_owned(), "use `auto`, or name one"),
         (
             replicas > 1 && file.model.is_some() && file.launcher.is_some(),
             "target.replicas",

@@ -67,26 +67,19 @@ impl Loaded {
             command.and_then(|command| length_note(&self.plan, command)),
             command.and_then(|command| replicas_note(command, self.plan.target.replicas)),
         ];
-        let of_launcher = self.plan.launcher.iter().flat_map(launcher_notes);
+        let of_launcher = self.plan.launcher.as_ref().and_then(launcher_note);
         let of_target = near_targets_note(&self.plan.target, &space);
         of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_launcher).collect()
     }
 }
 
 /// What a launcher cannot do as it is written.
-fn launcher_notes(launcher: &LauncherSpec) -> Vec<String> {
-    let mut notes = Vec::new();
-    if launcher.has_nameless_jobs() {
-        notes.push(
-            "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name \
-             (hint: add `\"--job-name={trial}\"`)"
-                .to_owned(),
-        );
-    }
-    if launcher.workers > 1 {
-        notes.push(format!("`launcher.workers` is {}, and this version runs one worker at a time", launcher.workers));
-    }
-    notes
+fn launcher_note(launcher: &LauncherSpec) -> Option<String> {
+    launcher.has_nameless_jobs().then(|| {
+        "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name (hint: \
+         add `\"--job-name={trial}\"`)"
+            .to_owned()
+    })
 }
 
 /// A program that is not told a length cannot be probed at one.

@@ -10,7 +10,7 @@ use super::leaf::number::{Factor, LearningRate, Momentum, Version, Whole};
 use super::leaf::text::{Argument, Arguments, ConfText, DeviceName, Text};
 use super::leaf::time::Time;
 use super::parse;
-use super::plan::{Plan, Subject};
+use super::plan::{DevicesPlan, Plan, Subject};
 use super::sections::budget::BudgetFile;
 use super::sections::command::CommandFile;
 use super::sections::data::{DataFile, Length, LengthRange};
@@ -38,7 +38,7 @@ impl From<&Plan> for File {
         Self {
             version: Version(plan.version),
             name: Some(Text(plan.name.clone())),
-            device: DeviceName(plan.device),
+            device: if plan.devices == DevicesPlan::One { DeviceName(plan.device) } else { DeviceName::default() },
             model: model(plan),
             command: plan.command().map(command),
             train: train(plan),
@@ -65,7 +65,7 @@ impl From<&Plan> for File {
                 time: Time::clamped(plan.budget.time),
                 trials: Whole::clamped(plan.budget.trials.into()),
             },
-            devices: Devices::Auto,
+            devices: devices(&plan.devices),
             launcher: plan.launcher.as_ref().map(launcher),
             seed: Whole::clamped(plan.seed),
         }
@@ -85,6 +85,14 @@ fn launcher(launcher: &LauncherSpec) -> Launcher {
         start_timeout: Time::clamped(launcher.start_timeout),
         cancel: launcher.cancel.as_ref().map(arguments),
     })
+}
+
+fn devices(devices: &DevicesPlan) -> Devices {
+    match devices {
+        DevicesPlan::One => Devices::Auto,
+        DevicesPlan::All => Devices::All,
+        DevicesPlan::Listed(devices) => Devices::Some(devices.iter().copied().map(DeviceName).collect()),
+    }
 }
 
 fn command(command: &CommandSpec) -> CommandFile {

@@ -3,7 +3,7 @@
 //! CUDA numbers the cards that `CUDA_VISIBLE_DEVICES` leaves, NVML all of them; the UUID is the name that both share. So
 //! `cuda:1` is looked up in the variable first.
 
-use super::nvml::CardId;
+use super::nvml::{CardId, Monitor};
 
 /// The variable that says which cards a process may see.
 pub(crate) const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
@@ -39,6 +39,12 @@ pub(crate) fn visible(variable: Option<&str>, cards: u32) -> Vec<Visible> {
         }
     };
     list.split(',').map_while(card).collect()
+}
+
+/// How many cards this process may see; none where NVML does not tell.
+pub(crate) fn count() -> usize {
+    let Ok(cards) = Monitor::open().and_then(|monitor| monitor.cards()) else { return 0 };
+    visible(std::env::var(VISIBLE_DEVICES).ok().as_deref(), cards).len()
 }
 
 #[cfg(test)]

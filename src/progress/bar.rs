@@ -1,82 +1,110 @@
-//! A progress bar for people at a terminal; everything worth keeping scrolls above it.
+//! Progress bars for people at a terminal, one a device; everything worth keeping scrolls above them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::{Event, Reporter, plain};
+use crate::text::harmless;
 
 /// How often the spinner turns.
 const TICK: Duration = Duration::from_millis(120);
 
-/// A bar for the running trial.
-#[derive(Debug)]
+/// A bar for the running trial of each device.
+#[derive(Debug, Default)]
 pub struct Bar {
-    bar: ProgressBar,
-}
-
-impl Default for Bar {
-    fn default() -> Self {
-        Self::new()
-    }
+    all: MultiProgress,
+    /// By device; by nothing where there is one.
+    bars: BTreeMap<Option<String>, ProgressBar>,
 }
 
 impl Bar {
-    /// A bar that shows itself with the first trial.
+    /// Bars that show themselves with the first trial.
     pub fn new() -> Self {
-        let bar = ProgressBar::new(0);
-        // The template is a constant; without it indicatif's own style does.
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {prefix} [{bar:24}] {pos}/{len} {msg}") {
-            bar.set_style(style.progress_chars("=> "));
+        Self::default()
+    }
+
+    /// The bar of a device.
+    fn of(&mut self, device: Option<&str>) -> &ProgressBar {
+        let all = &self.all;
+        self.bars.entry(device.map(str::to_owned)).or_insert_with(|| {
+            let bar = ProgressBar::new(0);
+            // The template is a constant; without it indicatif's own style does.
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {prefix} [{bar:24}] {pos}/{len} {msg}") {
+                bar.set_style(style.progress_chars("=> "));
+            }
+            all.add(bar)
+        })
+    }
+
+    fn begin(&mut self, device: Option<&str>, total: u64, prefix: &str) {
+        let on = device.map_or_else(String::new, |device| format!("{}: ", harmless(device)));
+        let bar = self.of(device);
+        bar.reset();
+        bar.set_length(total);
+        bar.set_prefix(format!("{on}{prefix}"));
+        bar.set_message("starting");
+        bar.enable_steady_tick(TICK);
+    }
+
+    fn say(&self, event: &Event) {
+        if let Some(line) = plain::line(event) {
+            // Printing past the bars would tear them. Where nothing can be printed the line is lost.
+            let _ = self.all.println(line);
         }
-        Self { bar }
+    }
+
+    fn clear(&self) {
+        self.bars.values().for_each(ProgressBar::finish_and_clear);
     }
 }
 
 impl Reporter for Bar {
     fn report(&mut self, event: &Event) {
         match event {
-            Event::TrialStarted { spec } => {
-                self.bar.reset();
-                self.bar.set_length(u64::from(spec.total_steps()));
-                self.bar.set_prefix(format!("trial {} ({}), batch {}", spec.id, spec.purpose, spec.point.batch_size));
-                self.bar.set_message("starting");
-                self.bar.enable_steady_tick(TICK);
+            Event::TrialStarted { spec, device } => {
+                let prefix = format!("trial {} ({}), batch {}", spec.id, spec.purpose, spec.point.batch_size);
+                self.begin(device.as_deref(), u64::from(spec.total_steps()), &prefix);
             }
-            Event::Step { step, total, loss, times } => {
-                self.bar.set_length(u64::from(*total));
-                self.bar.set_position(u64::from(*step));
+            Event::Step { step, total, loss, times, device } => {
+                let bar = self.of(device.as_deref());
+                bar.set_length(u64::from(*total));
+                bar.set_position(u64::from(*step));
                 let loss = loss.map_or_else(|| "loss not finite".to_owned(), |loss| format!("loss {loss:.3}"));
-                self.bar.set_message(format!("{:.1} ms, {loss}", times.total_ms));
+                bar.set_message(format!("{:.1} ms, {loss}", times.total_ms));
             }
             Event::RunPlaying { point, step, total } => {
-                self.bar.set_length(u64::from(*total));
-                self.bar.set_position(u64::from(*step));
-                self.bar.set_prefix(format!("forecast of the whole run, batch {}", point.batch_size));
-                self.bar.set_message("steps");
-                self.bar.enable_steady_tick(TICK);
+                if *step == 0 {
+                    let prefix = format!("forecast of the whole run, batch {}", point.batch_size);
+                    self.begin(None, u64::from(*total), &prefix);
+                }
+                let bar = self.of(None);
+                bar.set_length(u64::from(*total));
+                bar.set_position(u64::from(*step));
+                bar.set_message("steps");
             }
             Event::Sample { .. } => {}
             Event::StudyEnded { .. } => {
-                self.bar.finish_and_clear();
+                self.clear();
                 self.say(event);
             }
-            other => self.say(other),
-        }
-    }
-}
-
-impl Bar {
-    fn say(&self, event: &Event) {
-        if let Some(line) = plain::line(event) {
-            // Printing through the bar avoids tearing it.
-            self.bar.println(line);
+            other => {
+                if let Event::TrialEnded { device: device @ Some(_), .. } = other {
+                    // Another device may still be busy.
+                    self.of(device.as_deref()).finish_and_clear();
+                }
+                if matches!(other, Event::RunPlayed { .. }) && self.bars.len() > 1 {
+                    self.of(None).finish_and_clear();
+                }
+                self.say(other);
+            }
         }
     }
 }
 
 impl Drop for Bar {
     fn drop(&mut self) {
-        self.bar.finish_and_clear();
+        self.clear();
     }
 }

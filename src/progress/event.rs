@@ -41,6 +41,9 @@ pub enum Event {
     TrialStarted {
         /// What is run.
         spec: TrialSpec,
+        /// The device, where there is more than one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
     },
     /// A step finished.
     Step {
@@ -52,11 +55,17 @@ pub enum Event {
         loss: Option<f64>,
         /// Its times.
         times: StepTimes,
+        /// The device, where there is more than one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
     },
     /// A memory sample was taken.
     Sample {
         /// The figures.
         sample: MemorySample,
+        /// The device, where there is more than one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
     },
     /// A trial ended.
     TrialEnded {
@@ -64,6 +73,9 @@ pub enum Event {
         record: Box<TrialRecord>,
         /// The safety rules' verdict.
         verdict: crate::search::Verdict,
+        /// The device, where there is more than one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
     },
     /// The probes were read: what their forecast is worth.
     Forecast {

@@ -46,8 +46,8 @@ pub(super) fn line(event: &Event) -> Option<String> {
             facts.allocator,
             plural(facts.cpus, "cpu")
         ),
-        Event::TrialStarted { spec } => started(spec),
-        Event::TrialEnded { record, verdict } => ended(record, verdict),
+        Event::TrialStarted { spec, device } => format!("{}{}", started(spec), on(device.as_deref())),
+        Event::TrialEnded { record, verdict, device } => format!("{}{}", ended(record, verdict), on(device.as_deref())),
         Event::Forecast { method, largest_batch_size, error_percent, reason } => {
             let largest = largest_batch_size.map_or_else(String::new, |size| format!("up to batch {size} fits, "));
             let error = error_percent.map_or_else(String::new, |error| format!("{error:.2}% off where checked, "));
@@ -66,6 +66,11 @@ pub(super) fn line(event: &Event) -> Option<String> {
         }
         Event::Step { .. } | Event::Sample { .. } | Event::RunPlaying { .. } => return None,
     })
+}
+
+/// What a line ends with where there is more than one device.
+fn on(device: Option<&str>) -> String {
+    device.map_or_else(String::new, |device| format!(", on {}", harmless(device)))
 }
 
 fn started(spec: &TrialSpec) -> String {

@@ -3,6 +3,9 @@
 //! It owns everything that a strategy must not touch: the executor, the journal, the clock, the recommendation file
 //! and the reporter. A finished trial is in the journal before anything else is done with it, and the recommendation
 //! is rewritten whenever a trial changes it, so that an interrupted study leaves a valid answer.
+//!
+//! On several devices each has an executor in a thread of its own ([`crew`]); trials run side by side and are told in the
+//! order in which one device would have run them ([`turns`]).
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -23,12 +26,18 @@ use crate::trial::journal::{Entry, Journal, JournalError};
 use crate::trial::spec::ProbeSchedule;
 use crate::trial::statistics::FEWEST_SAMPLES;
 use crate::trial::{
-    Executor, ExecutorError, Interrupt, Observation, Outcome, Outlook, Point, Purpose, TrialId, TrialRecord, TrialSpec,
+    ExecutorError, Interrupt, Observation, Outcome, Outlook, Point, Purpose, TrialId, TrialRecord, TrialSpec,
 };
 
 mod answer;
+mod crew;
 pub(super) mod probes;
+mod turns;
 mod whole_run;
+
+use crew::Crew;
+pub use crew::{Host, Slot, Slots};
+use turns::{Origin, Waiting};
 
 /// Rounds of the loader alone that are measured at least.
 const FEWEST_ROUNDS: u32 = 4;
@@ -42,6 +51,9 @@ pub enum DriverError {
     /// The budget ended before the device was open.
     #[error("the budget ended before the device was open (hint: a larger `--budget`)")]
     BudgetEnded,
+    /// A device has no thread to run on.
+    #[error("cannot start a thread for a device")]
+    Thread(#[source] std::io::Error),
     /// The journal cannot be opened.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -84,8 +96,8 @@ pub struct StudyResult {
 pub struct Study<'a> {
     /// What to search.
     pub plan: &'a Plan,
-    /// What runs the trials.
-    pub executor: &'a mut dyn Executor,
+    /// What runs the trials: one executor a device.
+    pub slots: Slots<'a>,
     /// Where everything is recorded.
     pub journal: &'a mut Journal,
     /// Who follows.
@@ -104,7 +116,7 @@ pub struct Study<'a> {
 
 impl Study<'_> {
     /// Runs the study to its end.
-    pub fn run(self) -> Result<StudyResult, DriverError> {
+    pub fn run(mut self) -> Result<StudyResult, DriverError> {
         // Before any trial is run for it.
         Recommendation::check_writable(&self.output)?;
         self.reporter.report(&Event::StudyStarted {
@@ -114,18 +126,36 @@ impl Study<'_> {
             study: self.journal.path().display().to_string(),
             resumed_trials: self.finished.len(),
         });
-        match self.executor.start() {
-            Ok(facts) => Running::new(self, facts).run(),
-            Err(ExecutorError::Cancelled) if !self.interrupt.requested() => Err(DriverError::BudgetEnded),
-            Err(error) => Err(error.into()),
-        }
+        let slots = self.slots.take();
+        std::thread::scope(|scope| {
+            let mut crew = Crew::start(scope, slots)?;
+            let warnings = match crew.open() {
+                Err(ExecutorError::Cancelled) if !self.interrupt.requested() => return Err(DriverError::BudgetEnded),
+                opened => opened?,
+            };
+            for text in warnings {
+                self.reporter.report(&Event::Warning { text });
+            }
+            let facts = crew.weakest().and_then(|index| crew.facts(index)).cloned().ok_or_else(crew::lost)?;
+            Running::new(self, crew, facts).run()
+        })
     }
 }
 
-/// A study whose device is open.
+/// A study whose devices are open.
 struct Running<'a> {
     study: Study<'a>,
+    crew: Crew,
+    /// The weakest device, which the answer holds for.
     facts: DeviceFacts,
+    /// All devices in use at the start.
+    devices: Vec<DeviceFacts>,
+    /// What is to be said of them in the recommendation.
+    device_notes: Vec<String>,
+    /// Trials that have ended and not had their turn.
+    waiting: Waiting,
+    /// Trials that a device has failed in: when another fails too, it is the trial's doing.
+    doubted: Vec<Ask>,
     space: Space,
     strategy: Box<dyn Strategy>,
     history: History,
@@ -141,7 +171,7 @@ struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    fn new(mut study: Study<'a>, facts: DeviceFacts) -> Self {
+    fn new(mut study: Study<'a>, crew: Crew, facts: DeviceFacts) -> Self {
         let finished = std::mem::take(&mut study.finished);
         let foretold = std::mem::take(&mut study.foretold);
         let mut running = Self {
@@ -150,7 +180,12 @@ impl<'a> Running<'a> {
             strategy: strategy(study.plan, (facts.cpus / study.plan.target.replicas.max(1)).max(1)),
             knowledge: probes::knowledge(study.plan, &facts),
             last_id: finished.iter().map(|record| record.spec.id.0).max().unwrap_or(0),
+            device_notes: crew.notes(),
+            devices: crew.all_facts().cloned().collect(),
             facts,
+            crew,
+            waiting: Waiting::default(),
+            doubted: Vec::new(),
             history: History::default(),
             skipped: Vec::new(),
             clock: Instant::now(),
@@ -163,16 +198,11 @@ impl<'a> Running<'a> {
             running.foretold(point, outlook);
         }
         for record in finished {
-            // A probe whose recording is lost has to run again.
             if let Some(outlook) = &record.outlook {
                 running.foretold(record.spec.point.clone(), outlook.clone());
             }
-            if running.learn(&record) {
-                let verdict = running.judge(&record);
-                running.history.tell(JudgedTrial { record, verdict });
-            }
+            running.waiting.add(record, Origin::Journal);
         }
-        running.report_forecast();
         running
     }
 
@@ -182,73 +212,48 @@ impl<'a> Running<'a> {
     }
 
     fn run(mut self) -> Result<StudyResult, DriverError> {
+        for facts in self.devices.clone() {
+            self.study.reporter.report(&Event::DeviceReady { facts });
+        }
         self.note(&Entry::Device { facts: self.facts.clone() });
-        self.study.reporter.report(&Event::DeviceReady { facts: self.facts.clone() });
-        let end = loop {
+        let end = self.search();
+        self.dismiss();
+        Ok(self.finish(end?))
+    }
+
+    fn search(&mut self) -> Result<End, DriverError> {
+        loop {
             let ask = self.strategy.ask(&self.history, &self.knowledge as &dyn Knowledge);
             self.report_skips();
+            if self.tell_waiting(&ask) {
+                continue;
+            }
             match ask {
-                Ask::Finished(conclusion) => break self.conclude(&conclusion),
-                _ if self.study.interrupt.requested() => break End::Interrupted,
-                _ if self.budget_is_spent() => break End::BudgetEnded,
+                Ask::Finished(conclusion) => return Ok(self.conclude(&conclusion)),
+                _ if self.study.interrupt.requested() => return Ok(End::Interrupted),
+                _ if self.budget_is_spent() => return Ok(End::BudgetEnded),
                 Ask::Play { point } => {
                     if let Some(end) = self.play(point) {
-                        break end;
+                        return Ok(end);
                     }
                 }
-                Ask::Run { point, purpose } => {
-                    if let Some(end) = self.trial(&self.spec(point, purpose, None))? {
-                        break end;
-                    }
-                }
-                Ask::ProbeLength { point, length } => {
-                    if let Some(end) = self.trial(&self.spec(point, Purpose::Probe, Some(length)))? {
-                        break end;
+                Ask::Run { .. } | Ask::ProbeLength { .. } => {
+                    if let Some(end) = self.run_trial(&ask)? {
+                        return Ok(end);
                     }
                 }
             }
-        };
-        Ok(self.finish(end))
+        }
     }
 
-    /// Runs one trial. Gives the study's end if the trial was cut short.
-    fn trial(&mut self, spec: &TrialSpec) -> Result<Option<End>, DriverError> {
-        self.last_id = spec.id.0;
-        self.note(&Entry::TrialStarted { spec: spec.clone() });
-        self.study.reporter.report(&Event::TrialStarted { spec: spec.clone() });
-        let reporter = &mut *self.study.reporter;
-        let warned = &mut self.warned;
-        let mut total = spec.total_steps();
-        let record = self.study.executor.run(spec, &mut |observation| {
-            if let Observation::Warning(text) = &observation
-                && !warned.insert(text.clone())
-            {
-                return;
-            }
-            if let Some(event) = event_of(observation, &mut total) {
-                reporter.report(&event);
-            }
-        })?;
-        if record.outcome == Outcome::Cancelled {
-            // A trial that was cut short says nothing of its point: it is not told, and runs again on resume.
-            return Ok(Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded }));
+    /// Tells the strategy of a trial, and the user of what follows from it. `false` where it has to run again: a probe of
+    /// an earlier run whose recording is lost.
+    fn tell(&mut self, record: TrialRecord, origin: Origin) -> bool {
+        // One that has just run has run, readable or not: asking for it again would not end.
+        if !self.learn(&record) && origin == Origin::Journal {
+            return false;
         }
-        if matches!(record.outcome, Outcome::NotStarted { .. }) {
-            // Nor does a cluster that is full; the next trial would wait as long.
-            return Ok(Some(End::NotStarted(explain(&record))));
-        }
-        self.finished(record);
-        Ok(None)
-    }
-
-    fn finished(&mut self, record: TrialRecord) {
-        let record = self.with_outlook(record.canonical());
         let verdict = self.judge(&record);
-        let value = serde_json::to_value(&verdict).unwrap_or_default();
-        self.note(&Entry::TrialEnded { record: record.clone(), verdict: value });
-        self.study.reporter.report(&Event::TrialEnded { record: Box::new(record.clone()), verdict: verdict.clone() });
-        // A probe whose trace cannot be read has run all the same: asking for it again would not end.
-        self.learn(&record);
         let is_probe = record.spec.is_probe() && !record.spec.is_length_probe();
         self.history.tell(JudgedTrial { record, verdict });
         if is_probe {
@@ -256,12 +261,13 @@ impl<'a> Running<'a> {
         }
         let standing = standing(&self.history, &self.space);
         let now = (standing.status(), standing.point().cloned());
-        if now.1.is_some() && self.written.as_ref() != Some(&now) {
+        if origin == Origin::Run && now.1.is_some() && self.written.as_ref() != Some(&now) {
             // A disk that is full now need not be at the end, and trials are dear: only the last write must succeed.
             if let Err(error) = self.write() {
                 self.study.reporter.report(&Event::Warning { text: with_causes(&error) });
             }
         }
+        true
     }
 
     fn spec(&self, point: Point, purpose: Purpose, length: Option<usize>) -> TrialSpec {
@@ -338,16 +344,16 @@ fn loader_batches(point: &Point, trial: TrialPlan) -> (u32, u32) {
 }
 
 /// What an observation is to the user; `total` follows the length of the trial.
-fn event_of(observation: Observation, total: &mut u32) -> Option<Event> {
+fn event_of(observation: Observation, total: &mut u32, device: Option<String>) -> Option<Event> {
     Some(match observation {
         Observation::Step { step, loss, times } => {
-            Event::Step { step, total: *total, loss: Some(loss).filter(|loss| loss.is_finite()), times }
+            Event::Step { step, total: *total, loss: Some(loss).filter(|loss| loss.is_finite()), times, device }
         }
         Observation::Extended { total: longer } => {
             *total = longer;
             return None;
         }
-        Observation::Sample(sample) => Event::Sample { sample },
+        Observation::Sample(sample) => Event::Sample { sample, device },
         Observation::Warning(text) => Event::Warning { text },
         // The worker's log is kept for the outcome of a crash; while all is well it is noise.
         Observation::Log(_) => return None,
@@ -365,5 +371,7 @@ fn explain(record: &TrialRecord) -> String {
     }
 }
 
+#[cfg(test)]
+mod side_by_side;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,9 @@
 //! finished trial into a [`Verdict`]. The [`driver`] owns the loop: ask, run, journal, judge, tell, emit. It is the
 //! only one here that touches the outside.
 //!
+//! On several devices trials run side by side, and strategies see nothing of it: what was run ahead of its turn is told
+//! when its turn comes ([`driver`]). [`Strategy::ask_while`] names what is worth running ahead.
+//!
 //! # To add a strategy
 //! Create `search/<name>.rs` with a type that implements [`Strategy`], one variant in [`StrategyKind`] and one line
 //! in [`strategy`]; the laws in `search/contract.rs` run over it.
@@ -177,6 +180,16 @@ pub struct Skip {
 pub trait Strategy {
     /// The next trial, or the conclusion.
     fn ask(&mut self, history: &History, knowledge: &dyn Knowledge) -> Ask;
+
+    /// What else is worth running now that these trials, which this strategy has asked for or will, have begun and are not
+    /// told yet; `None` where everything depends on how they end.
+    ///
+    /// It is a hint and decides nothing: a study is told the trials that [`ask`](Strategy::ask) asks for, in that order.
+    /// So it may only name what `ask` is going to ask for, however the others end, or else a trial is wasted. Like `ask`
+    /// it gives the same answer for the same arguments, and unlike `ask` it rules nothing out.
+    fn ask_while(&mut self, _history: &History, _knowledge: &dyn Knowledge, _under_way: &[Ask]) -> Option<Ask> {
+        None
+    }
 
     /// The points ruled out since the last call.
     fn skipped(&mut self) -> Vec<Skip> {

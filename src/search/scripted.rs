@@ -6,7 +6,7 @@ use super::staged::DATA_WAIT_ALLOWED;
 use super::{Ask, Conclusion, History, JudgedTrial, Knowledge, Skip, Strategy, Verdict, rules};
 use crate::config::Plan;
 use crate::config::plan::{
-    BatchSizePlan, BudgetPlan, MemoryPlan, PinMemory, SearchPlan, Subject, TargetPlan, TrialPlan,
+    BatchSizePlan, BudgetPlan, DevicesPlan, MemoryPlan, PinMemory, SearchPlan, Subject, TargetPlan, TrialPlan,
 };
 use crate::data::DataSpec;
 use crate::device::{DeviceChoice, DeviceFacts};
@@ -24,6 +24,7 @@ pub(crate) fn plan(target: usize) -> Plan {
         version: 1,
         name: "scripted".to_owned(),
         device: DeviceChoice::Cpu,
+        devices: DevicesPlan::One,
         subject: Subject::Model(ModelSpec { family: "gpt".to_owned(), ..ModelSpec::default() }),
         train: TrainSpec::default(),
         data: DataSpec::default(),

@@ -8,7 +8,7 @@ use super::spec::TrialSpec;
 use crate::device::DeviceFacts;
 use crate::memory::MemorySample;
 
-/// Runs trials, one at a time.
+/// Runs trials, one at a time. Where trials run side by side, each device has an executor of its own.
 ///
 /// The driver calls [`start`](Executor::start) once, then [`run`](Executor::run) for each trial. Tests drive the
 /// search through a scripted executor; the one that ships runs worker processes.
@@ -19,6 +19,16 @@ pub trait Executor {
     /// Runs a trial to its end. Whatever happens to the worker is an [`Outcome`](super::Outcome) of the record, not
     /// an error; an error means that no trial can be run at all.
     fn run(&mut self, spec: &TrialSpec, observe: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError>;
+}
+
+impl<E: Executor + ?Sized> Executor for &mut E {
+    fn start(&mut self) -> Result<DeviceFacts, ExecutorError> {
+        (**self).start()
+    }
+
+    fn run(&mut self, spec: &TrialSpec, observe: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError> {
+        (**self).run(spec, observe)
+    }
 }
 
 /// What can be seen while a trial runs.
@@ -124,21 +134,54 @@ fn last_words(log: &str) -> String {
 
 /// A request to stop, shared between the signal handler, the driver and the executor.
 #[derive(Clone, Debug, Default)]
-pub struct Interrupt(Arc<AtomicU8>);
+pub struct Interrupt {
+    level: Arc<AtomicU8>,
+    /// What is heard too.
+    above: Option<Arc<AtomicU8>>,
+}
 
 impl Interrupt {
+    /// One that hears whatever is asked of this one, and can be asked without this one hearing it: the driver ends trials
+    /// that nobody needs any more by it.
+    #[must_use]
+    pub fn child(&self) -> Self {
+        Self { level: Arc::default(), above: Some(Arc::clone(&self.level)) }
+    }
+
     /// Asks once more: the first time to finish the step and save, the second to stop at once.
     pub fn request(&self) {
-        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |level| Some(level.saturating_add(1).min(2)));
+        let _ =
+            self.level.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |level| Some(level.saturating_add(1).min(2)));
     }
 
     /// Whether somebody asked to stop.
     pub fn requested(&self) -> bool {
-        self.0.load(Ordering::SeqCst) > 0
+        self.heard() > 0
     }
 
     /// Whether somebody asked twice.
     pub fn at_once(&self) -> bool {
-        self.0.load(Ordering::SeqCst) > 1
+        self.heard() > 1
+    }
+
+    fn heard(&self) -> u8 {
+        let above = self.above.as_ref().map_or(0, |above| above.load(Ordering::SeqCst));
+        above.max(self.level.load(Ordering::SeqCst))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_hears_what_is_asked_above_it_and_is_not_heard_there() {
+        let user = Interrupt::default();
+        let driver = user.child();
+        driver.request();
+        assert!(driver.requested() && !driver.at_once() && !user.requested());
+        user.request();
+        user.request();
+        assert!(user.at_once() && driver.at_once());
     }
 }

@@ -112,6 +112,19 @@ pub enum Purpose {
     Soak,
 }
 
+impl Purpose {
+    /// Whether such a trial may run beside others of the same host, each on a device of its own.
+    ///
+    /// What a trial is for decides what of it must not be disturbed. Most compare how long steps take on their device
+    /// and what memory they need there, which a neighbour does not change. Three kinds are about the host, whose
+    /// processors, memory and disk a neighbour would take a share of: [`Throughput`](Self::Throughput) and
+    /// [`Loader`](Self::Loader), whose very question is how fast batches are made, and the [`Soak`](Self::Soak), whose
+    /// figures are those that are recommended. They run alone.
+    pub fn shares_host(self) -> bool {
+        !matches!(self, Self::Throughput | Self::Loader | Self::Soak)
+    }
+}
+
 impl fmt::Display for Purpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -182,6 +195,11 @@ impl TrialSpec {
     /// Batches of which each loader thread makes one.
     pub fn loader_round(&self) -> u32 {
         u32::try_from(self.point.loader_workers).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Threads that are busy while this trial runs: the one that trains, and those that load.
+    pub fn threads(&self) -> usize {
+        self.point.loader_workers.saturating_add(1)
     }
 
     /// Whether this is a probe at a length of its own, for the forecast of the whole run.

@@ -34,8 +34,10 @@ pub struct Source<'a> {
     pub allocator_reason: Option<String>,
     /// What recomputation does at the recommended batch size, where both ways to keep activations were forecast.
     pub recomputation: Option<Recomputation>,
-    /// The device.
+    /// The device; of several the weakest.
     pub facts: &'a DeviceFacts,
+    /// What there is to be said of several.
+    pub device_notes: &'a [String],
     /// When the study began, RFC 3339.
     pub started: &'a str,
     /// Wall time of the study so far.
@@ -58,7 +60,7 @@ impl Recommendation {
             alternatives: alternatives(source.history, &space, standing.point()),
             rejected: rejected(source),
             warnings: warnings(source, trial),
-            notes: notes::recomputation(source, &space),
+            notes: source.device_notes.iter().cloned().chain(notes::recomputation(source, &space)).collect(),
             environment: source.facts.clone(),
             provenance: provenance(source),
         }

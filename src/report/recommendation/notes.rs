@@ -101,6 +101,7 @@ mod tests {
                 allocator_reason: None,
                 recomputation,
                 facts: &facts,
+                device_notes: &[],
                 started,
                 seconds: 1.0,
             };
@@ -132,6 +133,7 @@ mod tests {
                 allocator_reason: None,
                 recomputation: None,
                 facts: &facts,
+                device_notes: &[],
                 started: "2026-01-01T00:00:00Z",
                 seconds: 1.0,
             };

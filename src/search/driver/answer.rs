@@ -57,6 +57,7 @@ impl Running<'_> {
             allocator_reason: standing.point().and_then(|point| self.allocator_reason(point)),
             recomputation: standing.point().and_then(|point| self.knowledge.recomputation(point)),
             facts: &self.facts,
+            device_notes: &self.device_notes,
             started: &self.study.started,
             seconds: self.clock.elapsed().as_secs_f64(),
         })

@@ -8,13 +8,14 @@ use crate::memory::forecast::Method;
 use crate::progress::Quiet;
 use crate::search::machine::Machine;
 use crate::search::recommend::Status;
+use crate::trial::Executor;
 use crate::trial::journal::{self, Header, StudyLock};
 use crate::trial::spec::trace_path;
 
 fn study_in(
     folder: &Path,
     plan: &Plan,
-    executor: &mut dyn Executor,
+    executor: &mut (dyn Executor + Send),
     finished: Vec<TrialRecord>,
 ) -> Result<StudyResult, DriverError> {
     let study = folder.join("study");
@@ -23,7 +24,7 @@ fn study_in(
     let mut journal = Journal::create(lock, &header).unwrap();
     Study {
         plan,
-        executor,
+        slots: Slots::one(executor),
         journal: &mut journal,
         reporter: &mut Quiet,
         output: folder.join("recommendation.yaml"),

@@ -84,7 +84,7 @@ fn least_recomputation(plain: &JudgedTrial) -> f64 {
 }
 
 /// The model of the step time of one way to keep activations.
-fn step_time(view: View<'_>, mode: GradientCheckpointing) -> Option<StepTime> {
+pub(super) fn step_time(view: View<'_>, mode: GradientCheckpointing) -> Option<StepTime> {
     let is_comparable = |trial: &&JudgedTrial| {
         let spec = &trial.record.spec;
         // Without accumulation the optimizer's share of a tiny probe is not that of its pair.

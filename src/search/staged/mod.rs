@@ -22,6 +22,8 @@
 //! The strategy keeps no state between calls but for what it has reported. It derives where it stands from the history
 //! each time, which makes a resumed study and an uninterrupted one the same.
 //!
+//! On several devices, what does not depend on a trial under way runs beside it ([`ahead`]).
+//!
 //! # How many trials
 //! With an exact forecast at most [`TRIALS_BEFORE_SOAK`] run before the soak (the smallest, two to five probes, the rest at
 //! most [`FULL_SIZE_TRIALS`] of full size; where recomputation is part of the search, its probes and the first trial with
@@ -35,6 +37,7 @@ use super::{Ask, Conclusion, History, JudgedTrial, Knowledge, Skip, Space, Strat
 use crate::train::GradientCheckpointing;
 use crate::trial::{Outcome, Point, Purpose};
 
+mod ahead;
 mod allocator;
 mod forecast;
 mod ladder;
@@ -162,6 +165,10 @@ impl Strategy for Staged {
     fn ask(&mut self, history: &History, knowledge: &dyn Knowledge) -> Ask {
         // A stage that needs a trial leaves with it; one that is settled hands its answer to the next.
         self.decide(View { history, knowledge }).unwrap_or_else(|needed| needed)
+    }
+
+    fn ask_while(&mut self, history: &History, knowledge: &dyn Knowledge, under_way: &[Ask]) -> Option<Ask> {
+        self.ahead(View { history, knowledge }, under_way)
     }
 
     fn skipped(&mut self) -> Vec<Skip> {

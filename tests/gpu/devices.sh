@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Trials side by side on two cards: the grid and the staged search on GPT-2 medium with one device and with both, the time
+# of each and whether the answer is the same. Needs `tune` (built with --features cuda) on PATH and two cards.
+#
+#   tests/gpu/devices.sh [OUT]
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+out=${1:-${OUT:-$(mktemp -d)}}
+mkdir -p "$out"
+config=$PWD/configs/gpt2-medium.yaml
+work=$(mktemp -d)
+
+# Seven pairs of one target, each of some seconds; the data path is fixed, so that nothing needs the host to itself.
+one() { # name, strategy, devices
+  local begun=$EPOCHREALTIME
+  timeout 70 tune --config "$config" --strategy "$2" --fresh --study "$work/$1" --output "$work/$1.yaml" \
+    --set "devices=$3" --set target.batch_size=64 --set 'search.loader_workers=[0]' --set 'search.device_prefetch=[0]' \
+    --set trial.steps=30 --set trial.soak_steps=20 >"$work/$1.log" 2>&1
+  echo "$1 exit $? seconds $(echo "$EPOCHREALTIME - $begun" | bc -l)" >>"$work/times.txt"
+}
+# Kernels are compiled once on a machine: nobody's time.
+timeout 60 tune --config "$config" --strategy grid --fresh --study "$work/warm" --output "$work/warm.yaml" \
+  --set 'search.loader_workers=[0]' --budget 1s >"$work/warm.log" 2>&1
+one grid-1 grid '[cuda:0]'
+one grid-2 grid '[cuda:0, cuda:1]'
+one staged-1 staged '[cuda:0]'
+one staged-2 staged '[cuda:0, cuda:1]'
+
+python3 - "$work" <<'PY' | tee "$work/devices.txt"
+import re, sys
+work = sys.argv[1]
+seconds = {line.split()[0]: float(line.split()[4]) for line in open(f"{work}/times.txt")}
+def answer(name):
+    try:
+        text = open(f"{work}/{name}.yaml").read()
+    except OSError:
+        return None
+    pick = lambda key: re.search(rf"^\s+{key}: (\S+)", text, re.M).group(1)
+    return tuple(pick(key) for key in ("batch_size", "accumulation_steps", "loader_workers", "prefetch_depth"))
+for strategy, most in (("grid", 0.6), ("staged", None)):
+    one, two = f"{strategy}-1", f"{strategy}-2"
+    ratio = seconds[two] / seconds[one]
+    same = answer(one) is not None and answer(one) == answer(two)
+    verdict = "" if most is None else (" ok" if ratio <= most and same else " FAILED")
+    print(f"{strategy}: one device {seconds[one]:.1f} s, two {seconds[two]:.1f} s, ratio {ratio:.2f}, "
+          f"answers {answer(one)} {answer(two)} {'same' if same else 'DIFFER'}{verdict}")
+PY
+cat "$work/times.txt"
+tar czf "$out/all.tgz" -C "$work" --exclude='*.trace' .
