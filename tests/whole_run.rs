@@ -1,8 +1,6 @@
 //! A study of samples of varying length on the virtual device: the whole run is forecast before the soak, from probes at a
 //! handful of tiny shapes, and what it says is what the soak then holds.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on must panic")]
-
 use std::process::Command;
 
 use batchtune::trial::journal;
