@@ -153,9 +153,9 @@ fn foretold(plan: &Plan, records: &[&TrialRecord], folder: &Path, limit_bytes: u
         probed.add_length_probe(&record.spec.point, record.spec.length.unwrap(), trace.events);
     }
     let point = &records.last().unwrap().spec.point;
-    let mut play = probed.play(point, &History::default(), &mut |_| ControlFlow::Continue(())).unwrap();
-    assert_eq!(play.outlook.method, Method::Exact, "{}", play.outlook.reason);
-    play.runs.remove(0).figures
+    let mut found = probed.play(point, &History::default(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(found.outlook.method, Method::Exact, "{}", found.outlook.reason);
+    found.runs.remove(0).figures
 }
 
 #[test]
