@@ -19,9 +19,11 @@ use crate::memory::trace::{TraceHeader, TraceWriter};
 use crate::memory::{AllocatorKind, Event, Mark, MemorySample, Ordinal, Phase, Player, Rates, Stream};
 use crate::train::GradientCheckpointing;
 use crate::trial::outcome::StepTimes;
+use crate::trial::outlook::RunBreach;
 use crate::trial::spec::{ProbeSchedule, recording_path};
 use crate::trial::{
-    Executor, ExecutorError, Measurement, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
+    Executor, ExecutorError, Measurement, Observation, Outcome, Outlook, Point, Purpose, TrialId, TrialRecord,
+    TrialSpec,
 };
 use crate::units::MIB;
 
@@ -47,6 +49,8 @@ pub(crate) struct Machine {
     pub(crate) recomputation: f64,
     /// The tokens of a sample as its activations are given. A probe at a length of its own has that share of them.
     pub(crate) tokens: u64,
+    /// The micro-batch from which on whole runs break, whatever their forecast says.
+    pub(crate) breaks_from: Option<usize>,
     /// Where probes leave their recordings.
     pub(crate) study: Option<PathBuf>,
     /// What it was asked to run, in order.
@@ -65,6 +69,7 @@ impl Machine {
             data_wait: 0.0,
             recomputation: 0.3,
             tokens: 1,
+            breaks_from: None,
             study: None,
             ran: Vec::new(),
         }
@@ -77,11 +82,15 @@ impl Machine {
 
     /// What so many updates at a point allocate and free.
     pub(crate) fn events_at(&self, point: &Point, updates: u32) -> Vec<Event> {
+        self.accumulated(point, point.trial_accumulation(), updates)
+    }
+
+    fn accumulated(&self, point: &Point, accumulation: usize, updates: u32) -> Vec<Event> {
         let step = match point.gradient_checkpointing {
             GradientCheckpointing::Blocks => Self::recomputing_step,
             GradientCheckpointing::None | GradientCheckpointing::Auto => Self::step,
         };
-        self.tape(point.batch_size, point.trial_accumulation(), updates, step)
+        self.tape(point.batch_size, accumulation, updates, step)
     }
 
     fn tape(
@@ -251,7 +260,7 @@ impl Machine {
         let updates = if spec.is_probe() { ProbeSchedule::of(spec).updates } else { 4 };
         let Some(length) = spec.length else { return self.events_at(&spec.point, updates) };
         let activations = self.activations.iter().map(|bytes| bytes * length as u64 / self.tokens).collect();
-        Self { activations, ..self.clone() }.events_at(&spec.point, updates)
+        Self { activations, ..self.clone() }.accumulated(&spec.point, spec.accumulation(), updates)
     }
 
     /// Plays a strategy on this machine to its conclusion.
@@ -267,7 +276,11 @@ impl Machine {
                 Ask::ProbeLength { point, length } => (point, Purpose::Probe, Some(length)),
                 Ask::Play { point } => {
                     let played = knowledge.play(&point, &history, &mut |_| ControlFlow::Continue(()));
-                    history.foretell(point, played.unwrap().outlook);
+                    let breaks = self.breaks_from.is_some_and(|size| point.batch_size >= size);
+                    let breach = RunBreach { step: 150, reason: "out of memory at step 150".to_owned() };
+                    let outlook = played.unwrap().outlook;
+                    let breach = breaks.then_some(breach).or_else(|| outlook.breach.clone());
+                    history.foretell(point, Outlook { breach, ..outlook });
                     continue;
                 }
                 Ask::Finished(conclusion) => {

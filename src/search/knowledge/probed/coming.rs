@@ -13,6 +13,7 @@ use crate::data::run_shapes::{BatchShape, RunShapes};
 use crate::memory::forecast::long_run::{LongRunFigures, Terms, judge, play};
 use crate::memory::forecast::shape::{self, LongRun, Shape};
 use crate::memory::forecast::{MIN_BATCH_SIZE, Method};
+use crate::memory::policy::stoppable::{Stop, Stoppable};
 use crate::memory::policy::{self, Policy, Settings};
 use crate::trial::outlook::{PlayedRun, RunBreach};
 use crate::trial::{Outlook, Point};
@@ -114,7 +115,14 @@ impl Coming<'_> {
             Ok(events) => events,
             Err(error) => return Some(Err(error.to_string())),
         };
-        let figures = play(events, policy, &mut |_| progress.step());
+        let stop = Stop::default();
+        let policy = Box::new(Stoppable::new(policy, stop.clone()));
+        let figures = play(events, policy, &mut |_| {
+            progress.step();
+            if progress.is_ended {
+                stop.want();
+            }
+        });
         (!progress.is_ended).then_some(Ok(figures))
     }
 

@@ -170,6 +170,18 @@ fn known_at_lengths(limit_bytes: u64) -> (Probed, Point) {
 }
 
 #[test]
+fn a_play_that_somebody_leaves_ends_within_a_step() {
+    use std::ops::ControlFlow;
+    let (probed, point) = known_at_lengths(u64::MAX);
+    let mut heard = 0;
+    let played = probed.play(&point, &History::default(), &mut |steps| {
+        heard = steps.step;
+        if steps.step < 7 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    assert_eq!((played, heard), (None, 7));
+}
+
+#[test]
 fn what_makes_a_run_last_that_breaks_is_found_by_the_same_forecast() {
     use std::ops::ControlFlow;
     let (history, (probed, point)) = (History::default(), known_at_lengths(316 * MIB));
