@@ -11,7 +11,7 @@ use super::spec::AllocatorKind;
 pub mod conf;
 pub mod native;
 pub mod settings;
-pub mod stoppable;
+pub mod supervised;
 
 mod expandable;
 mod free_list;

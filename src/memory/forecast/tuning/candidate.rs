@@ -9,8 +9,8 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use super::supervised::{Stop, Supervised};
 use crate::memory::policy::native::Native;
+use crate::memory::policy::supervised::{Stop, Supervised};
 use crate::memory::policy::{AllocConf, Backend, Policy, ReleaseThreshold, Settings};
 use crate::units::MIB;
 
@@ -68,7 +68,7 @@ impl Candidate {
     /// The allocator under a limit, with its releases.
     pub fn policy(&self, limit_bytes: u64) -> Box<dyn Policy> {
         let native = Native::with_settings(self.settings(), limit_bytes);
-        Box::new(Supervised::new(native, self.trim_every, u64::MAX, Stop::default()))
+        Box::new(Supervised::new(Box::new(native), Stop::default()).with_trim(self.trim_every))
     }
 
     /// Whether the model of the allocator may err.

@@ -34,7 +34,6 @@ mod live;
 mod played;
 mod reason;
 mod search;
-mod supervised;
 
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,12 @@
 //! One play of the run, under supervision.
 
 use super::candidate::Candidate;
-use super::supervised::{Stop, Supervised};
 use super::{Ending, Observer, Play, TuneError};
 use crate::memory::forecast::long_run::LongRunFigures;
 use crate::memory::parallel::in_parallel;
 use crate::memory::policy::Policy;
 use crate::memory::policy::native::Native;
+use crate::memory::policy::supervised::{Stop, Supervised};
 
 /// What a play is held to.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,9 @@ pub(in crate::memory::forecast) fn play_under(
 ) -> Result<(Ending, LongRunFigures), TuneError> {
     let watched = Watched { observer, stop: Stop::default() };
     let native = Native::with_settings(candidate.settings(), bounds.limit_bytes);
-    let policy = Supervised::new(native, candidate.trim_every, bounds.bound_bytes, watched.stop.clone());
+    let policy = Supervised::new(Box::new(native), watched.stop.clone())
+        .with_trim(candidate.trim_every)
+        .with_bound(bounds.bound_bytes);
     let figures = play_to(play, Box::new(policy), bounds.steps, &watched)?;
     let (ending, out_of_memory) = match figures.out_of_memory {
         _ if watched.stop.is_outdone() => (Ending::Outdone, None),

@@ -5,10 +5,10 @@ use super::choice::{best, bound_bytes, margin_bytes, standing};
 use super::live::Live;
 use super::played::{Bounds, Watched, play_to, play_under};
 use super::reason::Told;
-use super::supervised::Stop;
 use super::{Ending, MAX_PLAYS, Observer, Reach, Stage, Task, Tried, TuneError, Tuning, reason};
 use crate::memory::forecast::long_run::{Breach, LongRunEnd, judge};
 use crate::memory::parallel::in_parallel;
+use crate::memory::policy::supervised::Stop;
 use crate::memory::policy::{AllocConf, Backend};
 
 /// Ways to cut segments that are tried in company.

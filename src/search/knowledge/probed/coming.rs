@@ -13,7 +13,7 @@ use crate::data::run_shapes::{BatchShape, RunShapes};
 use crate::memory::forecast::long_run::{LongRunFigures, Terms, judge, play};
 use crate::memory::forecast::shape::{self, LongRun, Shape};
 use crate::memory::forecast::{MIN_BATCH_SIZE, Method};
-use crate::memory::policy::stoppable::{Stop, Stoppable};
+use crate::memory::policy::supervised::{Stop, Supervised};
 use crate::memory::policy::{self, Policy, Settings};
 use crate::trial::outlook::{PlayedRun, RunBreach};
 use crate::trial::{Outlook, Point};
@@ -116,7 +116,7 @@ impl Coming<'_> {
             Err(error) => return Some(Err(error.to_string())),
         };
         let stop = Stop::default();
-        let policy = Box::new(Stoppable::new(policy, stop.clone()));
+        let policy = Box::new(Supervised::new(policy, stop.clone()));
         let figures = play(events, policy, &mut |_| {
             progress.step();
             if progress.is_ended {

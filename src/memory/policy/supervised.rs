@@ -7,36 +7,36 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::{Address, Counts, OutOfMemory, Policy, PoolState};
 use crate::memory::event::Stream;
-use crate::memory::policy::native::Native;
-use crate::memory::policy::{Address, Counts, OutOfMemory, Policy, PoolState};
 
 /// How a play is told to stop, and whether it did.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Stop {
+pub struct Stop {
     is_wanted: Arc<AtomicBool>,
     is_outdone: Arc<AtomicBool>,
 }
 
 impl Stop {
     /// Ends the play at its next step.
-    pub(super) fn want(&self) {
+    pub fn want(&self) {
         self.is_wanted.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn is_wanted(&self) -> bool {
+    /// Whether somebody wants it to end.
+    pub fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Relaxed)
     }
 
     /// Whether the play ended since it held more than may win.
-    pub(super) fn is_outdone(&self) -> bool {
+    pub fn is_outdone(&self) -> bool {
         self.is_outdone.load(Ordering::Relaxed)
     }
 }
 
 /// The allocator of one play.
-pub(super) struct Supervised {
-    inner: Native,
+pub struct Supervised {
+    inner: Box<dyn Policy>,
     trim_every: Option<u32>,
     /// Step marks so far.
     steps: u32,
@@ -48,8 +48,21 @@ pub(super) struct Supervised {
 }
 
 impl Supervised {
-    pub(super) fn new(inner: Native, trim_every: Option<u32>, bound_bytes: u64, stop: Stop) -> Self {
-        Self { inner, trim_every, steps: 0, bound_bytes, segments_seen: 0, has_ended: false, stop }
+    /// This policy, until the stop is wanted.
+    pub fn new(inner: Box<dyn Policy>, stop: Stop) -> Self {
+        Self { inner, trim_every: None, steps: 0, bound_bytes: u64::MAX, segments_seen: 0, has_ended: false, stop }
+    }
+
+    /// The same with its cache handed back every so many steps.
+    #[must_use]
+    pub fn with_trim(self, trim_every: Option<u32>) -> Self {
+        Self { trim_every, ..self }
+    }
+
+    /// The same, lost once it holds more than this.
+    #[must_use]
+    pub fn with_bound(self, bound_bytes: u64) -> Self {
+        Self { bound_bytes, ..self }
     }
 
     /// Looks at V where it may have grown: the figures are dear, the counts are not.
@@ -121,12 +134,14 @@ impl Policy for Supervised {
 
 #[cfg(test)]
 mod tests {
+    use super::super::native::Native;
     use super::*;
     use crate::units::MIB;
 
     fn supervised(trim_every: Option<u32>, bound_bytes: u64) -> (Supervised, Stop) {
         let stop = Stop::default();
-        (Supervised::new(Native::new(u64::MAX), trim_every, bound_bytes, stop.clone()), stop)
+        let policy = Supervised::new(Box::new(Native::new(u64::MAX)), stop.clone());
+        (policy.with_trim(trim_every).with_bound(bound_bytes), stop)
     }
 
     #[test]
@@ -154,9 +169,11 @@ mod tests {
     #[test]
     fn a_play_ends_at_the_step_after_somebody_wants_to_leave() {
         let (mut policy, stop) = supervised(None, u64::MAX);
-        stop.want();
-        assert!(policy.allocate(MIB, Stream(0)).is_ok());
         policy.synchronised();
-        assert!(policy.allocate(MIB, Stream(0)).is_err() && !stop.is_outdone());
+        stop.want();
+        assert!(policy.allocate(8, Stream(0)).is_ok(), "the step under way goes on");
+        policy.synchronised();
+        assert_eq!(policy.allocate(8, Stream(0)).unwrap_err().allocated_bytes, 512);
+        assert!(policy.counts().out_of_memory == 0 && !stop.is_outdone());
     }
 }
