@@ -41,6 +41,20 @@ impl Rates {
         }
     }
 
+    /// The higher of each rate, where one of the two is defined.
+    #[must_use]
+    pub fn highest(self, other: Self) -> Self {
+        let higher = |one: Option<f64>, other: Option<f64>| match (one, other) {
+            (Some(one), Some(other)) => Some(one.max(other)),
+            (one, other) => one.or(other),
+        };
+        Self {
+            peak: higher(self.peak, other.peak),
+            external: higher(self.external, other.external),
+            reserved: higher(self.reserved, other.reserved),
+        }
+    }
+
     /// The rate that a safety rule asked for.
     pub fn get(&self, metric: FragmentationMetric) -> Option<f64> {
         match metric {

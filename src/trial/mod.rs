@@ -18,6 +18,7 @@ pub mod launcher;
 pub mod measure;
 pub mod outcome;
 pub mod outlook;
+mod placeholders;
 pub mod process;
 pub mod protocol;
 pub mod replicas;
@@ -25,6 +26,7 @@ pub mod spawn;
 pub mod spec;
 pub mod statistics;
 pub mod worker;
+mod worst_rank;
 
 pub use executor::{Executor, ExecutorError, Interrupt, Observation};
 pub use outcome::{Measurement, Outcome, TrialRecord};

@@ -1,8 +1,6 @@
 //! Arguments with placeholders: `--batch-size={batch_size}`.
 //!
-//! A placeholder is a known name in braces; `{{batch_size}}` stands for the name in single braces. Braces around anything
-//! else than a bare word (`{"lr": 1}`, `{}`) stand for themselves, so that JSON can be an argument. A bare word that is no
-//! known name is an error, since it is nearly always a slip.
+//! The grammar is that of [`placeholders`](crate::trial::placeholders), with names in small letters.
 //!
 //! What is filled in are numbers and fixed words; nothing that a shell or an option parser could take for more.
 
@@ -10,10 +8,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::trial::placeholders::{Piece, fill, parse};
 use crate::trial::spec::TrialSpec;
-
-/// The longest word in braces that is taken for a slip of a placeholder's name.
-const LONGEST_NAME: usize = 40;
 
 /// What a placeholder stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -132,19 +128,12 @@ impl Filling<'_> {
     }
 }
 
-/// A piece of a template.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Piece {
-    Text(String),
-    Value(Placeholder),
-}
-
 /// A text with placeholders.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Template {
     written: String,
-    pieces: Vec<Piece>,
+    pieces: Vec<Piece<Placeholder>>,
 }
 
 /// A word in braces that is no placeholder.
@@ -162,43 +151,15 @@ fn names() -> String {
 impl Template {
     /// Reads a template.
     pub fn parse(text: &str) -> Result<Self, UnknownPlaceholder> {
-        let (mut pieces, mut plain, mut rest) = (Vec::new(), String::new(), text);
-        while let Some(at) = rest.find('{') {
-            let (before, from) = rest.split_at(at);
-            plain.push_str(before);
-            if let Some((name, after)) = escaped_word(from) {
-                plain.extend(["{", name, "}"]);
-                rest = after;
-            } else if let Some((name, after)) = word_in_braces(from) {
-                let Some(placeholder) = Placeholder::named(name) else {
-                    return Err(UnknownPlaceholder { name: name.to_owned() });
-                };
-                if !plain.is_empty() {
-                    pieces.push(Piece::Text(std::mem::take(&mut plain)));
-                }
-                pieces.push(Piece::Value(placeholder));
-                rest = after;
-            } else {
-                // One ASCII brace that means nothing.
-                let (brace, after) = from.split_at(1);
-                plain.push_str(brace);
-                rest = after;
-            }
-        }
-        plain.push_str(rest);
-        if !plain.is_empty() {
-            pieces.push(Piece::Text(plain));
-        }
+        let pieces = parse(text, u8::is_ascii_lowercase, Placeholder::named)
+            .map_err(|name| UnknownPlaceholder { name: name.to_owned() })?;
         Ok(Self { written: text.to_owned(), pieces })
     }
 
     /// The text with every placeholder filled in.
     pub fn fill(&self, filling: &Filling<'_>) -> String {
-        let piece = |piece: &Piece| match piece {
-            Piece::Text(text) => text.clone(),
-            Piece::Value(placeholder) => filling.value(*placeholder),
-        };
-        self.pieces.iter().map(piece).collect()
+        // Every value is known.
+        fill(&self.pieces, |placeholder| Some(filling.value(placeholder))).unwrap_or_default()
     }
 
     /// Whether the placeholder is in it.
@@ -215,19 +176,6 @@ impl Template {
     pub fn as_written(&self) -> &str {
         &self.written
     }
-}
-
-/// The word of `{{word}}` at the start of a text, and what follows it.
-fn escaped_word(text: &str) -> Option<(&str, &str)> {
-    let (name, after) = word_in_braces(text.strip_prefix('{')?)?;
-    Some((name, after.strip_prefix('}')?))
-}
-
-/// The word of `{word}` at the start of a text, and what follows it.
-fn word_in_braces(text: &str) -> Option<(&str, &str)> {
-    let (name, after) = text.strip_prefix('{')?.split_once('}')?;
-    let is_word = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
-    (is_word && name.len() <= LONGEST_NAME).then_some((name, after))
 }
 
 impl TryFrom<String> for Template {

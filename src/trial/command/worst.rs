@@ -1,18 +1,14 @@
-//! From what several ranks measured to what the run did: the worst of them decides.
-//!
-//! A run is as safe as its worst rank and as fast as its slowest. So peaks are the highest of all ranks, what is left the
-//! least, and times those of the slowest rank; samples per second are those of all ranks together, since each trains on
-//! batches of its own. Every safety rule then reads what it reads of a single process. What ranks take of the host's
-//! memory adds up.
+//! What the ranks of a command measured, warn of, and recorded, brought together by the [worst](worst_rank) of them.
 
 use std::collections::BTreeMap;
 
 use super::rank::Told;
+use crate::memory::MemorySample;
 use crate::memory::fragmentation::against_need;
-use crate::memory::{MemorySample, Rates};
 use crate::trial::measure::Series;
 use crate::trial::outcome::Measurement;
 use crate::trial::spec::TrialSpec;
+use crate::trial::worst_rank;
 
 /// What all ranks measured, as far as they report.
 pub(super) fn measurement(ranks: &[Told], trial: &TrialSpec) -> Option<Measurement> {
@@ -21,28 +17,7 @@ pub(super) fn measurement(ranks: &[Told], trial: &TrialSpec) -> Option<Measureme
     if ranks.len() == 1 {
         return of_ranks.into_iter().next();
     }
-    let world = ranks.len() as f64;
-    let slowest = of_ranks.iter().min_by(|a, b| a.samples_per_second.total_cmp(&b.samples_per_second))?;
-    let highest = |figure: fn(&Measurement) -> u64| of_ranks.iter().map(figure).max().unwrap_or(0);
-    let mean = |figure: fn(&Measurement) -> Option<f64>| {
-        let told: Vec<f64> = of_ranks.iter().filter_map(figure).collect();
-        (!told.is_empty()).then(|| told.iter().sum::<f64>() / told.len() as f64)
-    };
-    let (low, high) = slowest.samples_per_second_interval;
-    Some(Measurement {
-        samples_per_second: slowest.samples_per_second * world,
-        samples_per_second_interval: (low * world, high * world),
-        data_wait_fraction: of_ranks.iter().map(|rank| rank.data_wait_fraction).fold(0.0, f64::max),
-        peak_allocated_bytes: highest(|rank| rank.peak_allocated_bytes),
-        peak_reserved_bytes: highest(|rank| rank.peak_reserved_bytes),
-        largest_request_bytes: highest(|rank| rank.largest_request_bytes),
-        // The gradients are means over the ranks, and so is the loss that they are of.
-        first_loss: mean(|rank| rank.first_loss),
-        last_loss: mean(|rank| rank.last_loss),
-        evaluation_loss: mean(|rank| rank.evaluation_loss),
-        checkpoint_bytes: of_ranks.iter().filter_map(|rank| rank.checkpoint_bytes).max(),
-        ..slowest.clone()
-    })
+    worst_rank::measurement(&of_ranks.iter().collect::<Vec<_>>(), ranks.len())
 }
 
 /// The samples of a run: at each step the worst of every figure.
@@ -60,54 +35,11 @@ pub(super) fn samples(ranks: &[Told]) -> Vec<MemorySample> {
     }
     let mut need_bytes = 0_u64;
     let mut worst = |of_ranks: Vec<MemorySample>| {
-        let sample = of_ranks.into_iter().reduce(|a, b| worse(&a, &b))?;
+        let sample = worst_rank::sample(&of_ranks.iter().collect::<Vec<_>>())?;
         need_bytes = need_bytes.max(sample.peak_allocated_bytes);
         Some(MemorySample { peak_allocated_bytes: need_bytes, ..sample })
     };
     by_step.into_values().filter_map(&mut worst).collect()
-}
-
-/// The worse of each figure.
-fn worse(a: &MemorySample, b: &MemorySample) -> MemorySample {
-    let sum = |a: Option<u64>, b: Option<u64>| match (a, b) {
-        (Some(a), Some(b)) => Some(a.saturating_add(b)),
-        (one, other) => one.or(other),
-    };
-    MemorySample {
-        step: a.step,
-        allocated_bytes: a.allocated_bytes.max(b.allocated_bytes),
-        reserved_bytes: a.reserved_bytes.max(b.reserved_bytes),
-        limit_bytes: a.limit_bytes.min(b.limit_bytes),
-        peak_allocated_bytes: a.peak_allocated_bytes.max(b.peak_allocated_bytes),
-        peak_reserved_bytes: a.peak_reserved_bytes.max(b.peak_reserved_bytes),
-        largest_satisfiable_bytes: a.largest_satisfiable_bytes.min(b.largest_satisfiable_bytes),
-        largest_satisfiable_estimated: a.largest_satisfiable_estimated || b.largest_satisfiable_estimated,
-        largest_request_bytes: a.largest_request_bytes.max(b.largest_request_bytes),
-        unreleasable_bytes: a.unreleasable_bytes.max(b.unreleasable_bytes),
-        allocated_blocks: a.allocated_blocks.max(b.allocated_blocks),
-        rates: higher(a.rates, b.rates),
-        shadow: match (a.shadow, b.shadow) {
-            (Some(a), Some(b)) => Some(higher(a, b)),
-            (one, other) => one.or(other),
-        },
-        host_bytes: sum(a.host_bytes, b.host_bytes),
-        host_available_bytes: match (a.host_available_bytes, b.host_available_bytes) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (one, other) => one.or(other),
-        },
-    }
-}
-
-fn higher(a: Rates, b: Rates) -> Rates {
-    let higher = |a: Option<f64>, b: Option<f64>| match (a, b) {
-        (Some(a), Some(b)) => Some(a.max(b)),
-        (one, other) => one.or(other),
-    };
-    Rates {
-        peak: higher(a.peak, b.peak),
-        external: higher(a.external, b.external),
-        reserved: higher(a.reserved, b.reserved),
-    }
 }
 
 /// What the ranks warn of: once where all that report say the same, else with the rank.

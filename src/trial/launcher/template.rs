@@ -1,6 +1,6 @@
 //! Arguments of a launcher and of its cancel command, with placeholders: `--job-name={trial}`.
 //!
-//! The grammar is that of [`crate::trial::command::Template`], with names of its own. Slurm's ids are named as in the
+//! The grammar is that of [`placeholders`](crate::trial::placeholders). Slurm's ids are named as in the
 //! environment, in capitals, so any bare word in braces that is no known name is an error. What is filled in never
 //! begins with a dash and holds nothing that a shell takes for more: names are made here, and ids that a worker says
 //! are checked ([`Place`](super::Place)).
@@ -9,8 +9,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest word in braces that is taken for a slip of a placeholder's name.
-const LONGEST_NAME: usize = 40;
+use crate::trial::placeholders::{Piece, fill, parse};
 
 /// What a placeholder stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,19 +69,12 @@ impl Placeholder {
     }
 }
 
-/// A piece of a template.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Piece {
-    Text(String),
-    Value(Placeholder),
-}
-
 /// An argument with placeholders.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Template {
     written: String,
-    pieces: Vec<Piece>,
+    pieces: Vec<Piece<Placeholder>>,
 }
 
 /// A word in braces that is no placeholder there.
@@ -103,34 +95,9 @@ fn listed(holder: Holder) -> String {
 impl Template {
     /// Reads an argument of `holder`.
     pub fn parse(text: &str, holder: Holder) -> Result<Self, UnknownPlaceholder> {
-        let (mut pieces, mut plain, mut rest) = (Vec::new(), String::new(), text);
-        while let Some(at) = rest.find('{') {
-            let (before, from) = rest.split_at(at);
-            plain.push_str(before);
-            if let Some((name, after)) = escaped_word(from) {
-                plain.extend(["{", name, "}"]);
-                rest = after;
-            } else if let Some((name, after)) = word_in_braces(from) {
-                let known = holder.placeholders().iter().find(|known| known.name() == name);
-                let Some(placeholder) = known else {
-                    return Err(UnknownPlaceholder { name: name.to_owned(), holder });
-                };
-                if !plain.is_empty() {
-                    pieces.push(Piece::Text(std::mem::take(&mut plain)));
-                }
-                pieces.push(Piece::Value(*placeholder));
-                rest = after;
-            } else {
-                // One ASCII brace that means nothing.
-                let (brace, after) = from.split_at(1);
-                plain.push_str(brace);
-                rest = after;
-            }
-        }
-        plain.push_str(rest);
-        if !plain.is_empty() {
-            pieces.push(Piece::Text(plain));
-        }
+        let named = |name: &str| holder.placeholders().iter().find(|known| known.name() == name).copied();
+        let pieces = parse(text, u8::is_ascii_alphabetic, named)
+            .map_err(|name| UnknownPlaceholder { name: name.to_owned(), holder })?;
         Ok(Self { written: text.to_owned(), pieces })
     }
 
@@ -147,11 +114,7 @@ impl Template {
 
     /// The text with every placeholder filled in; `None` if the value of any is not known.
     pub fn fill(&self, value: impl Fn(Placeholder) -> Option<String>) -> Option<String> {
-        let piece = |piece: &Piece| match piece {
-            Piece::Text(text) => Some(text.clone()),
-            Piece::Value(placeholder) => value(*placeholder),
-        };
-        self.pieces.iter().map(piece).collect()
+        fill(&self.pieces, value)
     }
 
     /// Whether the placeholder is in it.
@@ -163,19 +126,6 @@ impl Template {
     pub fn as_written(&self) -> &str {
         &self.written
     }
-}
-
-/// The word of `{{word}}` at the start of a text, and what follows it.
-fn escaped_word(text: &str) -> Option<(&str, &str)> {
-    let (name, after) = word_in_braces(text.strip_prefix('{')?)?;
-    Some((name, after.strip_prefix('}')?))
-}
-
-/// The word of `{word}` at the start of a text, and what follows it.
-fn word_in_braces(text: &str) -> Option<(&str, &str)> {
-    let (name, after) = text.strip_prefix('{')?.split_once('}')?;
-    let is_word = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'_');
-    (is_word && name.len() <= LONGEST_NAME).then_some((name, after))
 }
 
 impl TryFrom<String> for Template {

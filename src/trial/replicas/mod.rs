@@ -25,6 +25,7 @@ use super::executor::{Executor, ExecutorError, Observation};
 use super::outcome::{StepTimes, TrialRecord};
 use super::process::ProcessConfig;
 use super::spec::TrialSpec;
+use super::worst_rank;
 use crate::device::DeviceFacts;
 use crate::memory::{LimitSpec, MemorySample};
 use crate::units::Bytes;
@@ -248,7 +249,7 @@ impl<'a> Watch<'a> {
         }
         while let Some(of_ranks) = taken(&mut self.ranks, |rank| &mut rank.samples) {
             self.passed.1 += 1;
-            if let Some(sample) = merge::sample(&of_ranks.iter().collect::<Vec<_>>()) {
+            if let Some(sample) = worst_rank::sample(&of_ranks.iter().collect::<Vec<_>>()) {
                 observe(Observation::Sample(sample));
             }
         }

@@ -55,21 +55,13 @@ impl LongRunPoint {
     }
 
     fn joined(self, next: Self) -> Self {
-        let higher = |one: Option<f64>, other: Option<f64>| match (one, other) {
-            (Some(one), Some(other)) => Some(one.max(other)),
-            (one, other) => one.or(other),
-        };
         Self {
             step: self.step,
             peak_allocated_bytes: self.peak_allocated_bytes.max(next.peak_allocated_bytes),
             peak_reserved_bytes: self.peak_reserved_bytes.max(next.peak_reserved_bytes),
             largest_satisfiable_bytes: self.largest_satisfiable_bytes.min(next.largest_satisfiable_bytes),
             unreleasable_bytes: self.unreleasable_bytes.max(next.unreleasable_bytes),
-            rates: Rates {
-                peak: higher(self.rates.peak, next.rates.peak),
-                external: higher(self.rates.external, next.rates.external),
-                reserved: higher(self.rates.reserved, next.rates.reserved),
-            },
+            rates: self.rates.highest(next.rates),
             against_need: None,
         }
     }
