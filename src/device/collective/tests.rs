@@ -1,6 +1,6 @@
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -150,12 +150,15 @@ fn ranks_that_do_different_things_are_told_so() {
     });
     assert!(matches!(failures[0], CollectiveError::OutOfStep { rank: 1, .. }), "{:?}", failures[0]);
     assert_eq!(failures[1], CollectiveError::PeerLost { rank: 0 });
+    let told = Barrier::new(2);
     let failures = with_ranks(2, |group| {
-        if group.rank() == 0 {
-            // It has sent what it had to, and knows no better until the next operation.
-            group.broadcast(&[&values(0, 2, DType::F32)]).unwrap();
-        }
-        group.gather(0).unwrap_err()
+        // It sends what it has to, and knows no better until the next operation.
+        let sent = if group.rank() == 0 { group.broadcast(&[&values(0, 2, DType::F32)]) } else { Ok(()) };
+        let failure = group.gather(0).unwrap_err();
+        // A rank that left as soon as it knows would be lost to one that is still sending.
+        told.wait();
+        sent.unwrap();
+        failure
     });
     for (rank, failure) in failures.iter().enumerate() {
         assert!(matches!(failure, CollectiveError::OutOfStep { rank: other, .. } if *other == 1 - rank), "{failure:?}");
