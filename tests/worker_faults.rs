@@ -14,17 +14,13 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use batchtune::data::DataSpec;
 use batchtune::data::InputSpec;
-use batchtune::device::DeviceChoice;
-use batchtune::memory::{AllocatorKind, LimitSpec, Trim};
+use batchtune::memory::LimitSpec;
 use batchtune::model::{BuildContext, Family, ModelError, ModelSpec, Registry, Workload};
-use batchtune::train::{GradientCheckpointing, TrainSpec};
 use batchtune::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
 use batchtune::trial::spec::checkpoint_path;
 use batchtune::trial::{
-    Executor, ExecutorError, Interrupt, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec,
-    WorkloadSpec,
+    Executor, ExecutorError, Interrupt, Observation, Outcome, Purpose, TrialRecord, TrialSpec, WorkloadSpec,
 };
 use batchtune::units::Fraction;
 use nix::errno::Errno;
@@ -35,6 +31,8 @@ use nix::unistd::Pid;
 mod launched;
 #[path = "workers/scripted.rs"]
 mod scripted;
+#[path = "workers/toy.rs"]
+mod toy;
 
 use launched::{
     a_launcher_s_status_is_its_worker_s_and_never_an_answer,
@@ -44,6 +42,7 @@ use launched::{
     a_worker_whose_launcher_is_killed_is_cancelled, an_idle_worker_is_pinged_for_as_long_as_the_driver_lives,
     every_launched_worker_is_cancelled_whatever_its_end, launched_workers_run_trials_in_a_session_of_their_own,
 };
+use toy::{spec, workload};
 
 /// How often every fault is repeated: a leak of one thing a fault shows long before a study has as many.
 const REPEATS: u32 = 20;
@@ -221,7 +220,7 @@ impl Stage {
                 environment: environment.map(|(name, value)| (name.into(), value)).to_vec(),
             },
             launcher: None,
-            workload: workload(),
+            workload: workload("toy"),
             scratch: directory.path().to_owned(),
             patience: patient(),
             interrupt: interrupt.clone(),
@@ -349,40 +348,6 @@ fn impatient(config: &mut ProcessConfig) {
     config.patience.step = Duration::from_millis(300);
     config.patience.leave = Duration::from_millis(20);
     config.patience.kill = Duration::from_millis(100);
-}
-
-fn workload() -> WorkloadSpec {
-    WorkloadSpec {
-        model: ModelSpec { family: "toy".to_owned(), ..ModelSpec::default() },
-        train: TrainSpec::default(),
-        data: DataSpec::default(),
-        device: DeviceChoice::Cpu,
-        limit: LimitSpec::Auto,
-        allocator: AllocatorKind::Auto,
-        seed: 0,
-    }
-}
-
-fn spec(id: u32, purpose: Purpose) -> TrialSpec {
-    TrialSpec {
-        id: TrialId(id),
-        purpose,
-        point: Point {
-            batch_size: 8,
-            accumulation_steps: 1,
-            loader_workers: 0,
-            prefetch_depth: 0,
-            device_prefetch: 0,
-            pin_memory: false,
-            gradient_checkpointing: GradientCheckpointing::None,
-            trim: Trim::Never,
-            alloc_conf: None,
-        },
-        warmup_steps: 0,
-        steps: 1,
-        sample_every: 1,
-        length: None,
-    }
 }
 
 fn crashed_by(outcome: &Outcome, expected: i32) -> bool {
@@ -756,8 +721,7 @@ fn a_real_worker_refuses_a_workload_that_it_does_not_know() {
 fn a_real_worker_leaves_at_the_end_of_its_input_whatever_it_is_doing() {
     let (mut child, mut output, pid) = start(REAL_WORKER);
     let model = ModelSpec { family: "stuck".to_owned(), ..ModelSpec::default() };
-    let open =
-        serde_json::json!({"message": "open", "workload": WorkloadSpec { model, ..workload() }, "scratch": "/tmp"});
+    let open = serde_json::json!({"message": "open", "workload": WorkloadSpec { model, ..workload("toy") }, "scratch": "/tmp"});
     let mut input = child.stdin.take().unwrap();
     writeln!(input, "{open}").unwrap();
     assert_eq!(fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap(), "1000\n");

@@ -10,7 +10,8 @@ use batchtune::trial::{Executor, ExecutorError, Observation, Outcome, WorkloadSp
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::stage::{REAL_WORKER, Stage, own, spec_of, workload};
+use crate::stage::{REAL_WORKER, Stage, own, spec_of};
+use crate::toy::workload;
 use crate::{cluster, scripted};
 
 /// The `srun` that this process started: its child by that name.

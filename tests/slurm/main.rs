@@ -17,6 +17,8 @@ mod faults;
 mod scripted;
 mod stage;
 mod studies;
+#[path = "../workers/toy.rs"]
+mod toy;
 
 /// The tests, by name.
 type Test = (&'static str, fn());

@@ -5,19 +5,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use batchtune::data::{DataSpec, InputSpec};
+use batchtune::data::InputSpec;
 use batchtune::device::DeviceChoice;
-use batchtune::memory::{AllocatorKind, LimitSpec, Trim};
 use batchtune::model::{BuildContext, Family, ModelError, ModelSpec, Registry, Workload};
-use batchtune::train::{GradientCheckpointing, TrainSpec};
 use batchtune::trial::launcher::{
     Holder, Launcher, LauncherCommand, LauncherSpec, Setting, Starter, Surroundings, Template,
 };
 use batchtune::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
-use batchtune::trial::{
-    Executor, Interrupt, Observation, Point, Purpose, TrialId, TrialRecord, TrialSpec, WorkloadSpec,
-};
+use batchtune::trial::{Executor, Interrupt, Observation, Purpose, TrialRecord};
 
+use crate::toy::{spec, workload};
 use crate::{cluster, scripted};
 
 /// Names this program as what becomes `srun`.
@@ -83,7 +80,7 @@ impl Stage {
     }
 
     pub(crate) fn run_and(&mut self, id: u32, observe: &mut dyn FnMut(Observation)) -> TrialRecord {
-        self.executor().run(&spec(id), observe).unwrap()
+        self.executor().run(&spec(id, Purpose::Ladder), observe).unwrap()
     }
 
     /// Process numbers of all workers so far.
@@ -128,40 +125,6 @@ pub(crate) fn spec_of(command: LauncherCommand) -> LauncherSpec {
 /// A command of the user's own.
 pub(crate) fn own(arguments: &[&str]) -> LauncherCommand {
     LauncherCommand::Own(arguments.iter().map(|text| Template::parse(text, Holder::Command).unwrap()).collect())
-}
-
-pub(crate) fn workload(family: &str) -> WorkloadSpec {
-    WorkloadSpec {
-        model: ModelSpec { family: family.to_owned(), ..ModelSpec::default() },
-        train: TrainSpec::default(),
-        data: DataSpec::default(),
-        device: DeviceChoice::Cpu,
-        limit: LimitSpec::Auto,
-        allocator: AllocatorKind::Auto,
-        seed: 0,
-    }
-}
-
-fn spec(id: u32) -> TrialSpec {
-    TrialSpec {
-        id: TrialId(id),
-        purpose: Purpose::Ladder,
-        point: Point {
-            batch_size: 8,
-            accumulation_steps: 1,
-            loader_workers: 0,
-            prefetch_depth: 0,
-            device_prefetch: 0,
-            pin_memory: false,
-            gradient_checkpointing: GradientCheckpointing::None,
-            trim: Trim::Never,
-            alloc_conf: None,
-        },
-        warmup_steps: 0,
-        steps: 1,
-        sample_every: 1,
-        length: None,
-    }
 }
 
 /// A family that never gets ready, so that a worker's main thread is as busy as in a long step.

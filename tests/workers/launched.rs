@@ -244,7 +244,7 @@ pub(crate) fn a_real_worker_leaves_when_it_hears_nothing_for_its_lease() {
     let (mut child, mut output, _) = start(REAL_WORKER);
     let model = ModelSpec { family: "stuck".to_owned(), ..ModelSpec::default() };
     let open = serde_json::json!({
-        "message": "open", "workload": WorkloadSpec { model, ..workload() }, "scratch": std::env::temp_dir(),
+        "message": "open", "workload": WorkloadSpec { model, ..workload("toy") }, "scratch": std::env::temp_dir(),
         "lease": Duration::from_millis(200),
     });
     let mut input = child.stdin.take().unwrap();
