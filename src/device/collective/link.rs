@@ -5,8 +5,11 @@
 //! reader take more memory than it has ready.
 
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+
+use nix::sys::socket::{MsgFlags, recv};
 
 use super::CollectiveError;
 
@@ -142,7 +145,11 @@ impl Link {
             // The standard library sends with MSG_NOSIGNAL, so a peer that is gone is an error and no signal.
             match self.stream.set_write_timeout(Some(left)).and_then(|()| self.stream.write(rest)) {
                 Ok(count) => sent += count,
-                Err(error) => self.bear(&error)?,
+                // A peer that left since another rank is lost has said so before, and that is the one to name.
+                Err(error) => self.bear(&error).map_err(|gone| match self.lost() {
+                    Some(rank) => CollectiveError::PeerLost { rank },
+                    None => gone,
+                })?,
             }
         }
         Ok(())
@@ -161,12 +168,8 @@ impl Link {
     }
 
     /// Whether the other end is gone or has left, without taking anything off the connection; who, then. For a rank
-    /// that waits for something else meanwhile.
-    #[cfg(any(feature = "nccl", test))]
+    /// that waits for something else meanwhile, or whose words do not arrive any more.
     pub(super) fn lost(&self) -> Option<usize> {
-        use nix::sys::socket::{MsgFlags, recv};
-        use std::os::fd::AsRawFd;
-
         let mut header = [0_u8; HEADER_BYTES];
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
         match recv(self.stream.as_raw_fd(), &mut header, flags) {
