@@ -14,9 +14,10 @@ use super::scripted::{Played, facts, loaded};
 use super::{Ask, Conclusion, History, JudgedTrial, Skip, Strategy, Verdict, rules};
 use crate::config::Plan;
 use crate::device::DeviceFacts;
+use crate::memory::forecast::testing::Recorder;
 use crate::memory::policy::native::Native;
 use crate::memory::trace::{TraceHeader, TraceWriter};
-use crate::memory::{AllocatorKind, Event, Mark, MemorySample, Ordinal, Phase, Player, Rates, Stream};
+use crate::memory::{AllocatorKind, Event, Mark, MemorySample, Ordinal, Phase, Player, Rates};
 use crate::train::GradientCheckpointing;
 use crate::trial::outcome::StepTimes;
 use crate::trial::outlook::RunBreach;
@@ -98,26 +99,26 @@ impl Machine {
         batch_size: usize,
         accumulation: usize,
         updates: u32,
-        one_step: fn(&Self, u64, &mut Vec<Ordinal>, &mut Tape),
+        one_step: fn(&Self, u64, &mut Vec<Ordinal>, &mut Recorder),
     ) -> Vec<Event> {
-        let mut tape = Tape::default();
-        tape.phase(Phase::Build);
+        let mut tape = Recorder::default();
+        tape.mark(Mark::Phase(Phase::Build));
         let weights: Vec<Ordinal> = self.weights.iter().map(|bytes| tape.alloc(*bytes)).collect();
         let mut step = 0;
         for update in 0..updates {
             let mut gradients: Vec<Ordinal> = Vec::new();
             for _ in 0..accumulation {
-                tape.events.push(Event::Mark(Mark::Step(step)));
+                tape.mark(Mark::Step(step));
                 step += 1;
                 one_step(self, batch_size as u64, &mut gradients, &mut tape);
             }
-            tape.phase(Phase::Optimizer);
+            tape.mark(Mark::Phase(Phase::Optimizer));
             if update == 0 {
                 self.weights.iter().for_each(|bytes| _ = tape.alloc(*bytes));
             }
             gradients.drain(..).for_each(|gradient| tape.free(gradient));
             if update + 1 == ProbeSchedule::PLAIN.evaluation_after {
-                tape.phase(Phase::Evaluation);
+                tape.mark(Mark::Phase(Phase::Evaluation));
                 let largest = self.activations.iter().max().copied().unwrap_or(0);
                 let output = tape.alloc(largest * batch_size as u64);
                 tape.free(output);
@@ -127,10 +128,10 @@ impl Machine {
         tape.events
     }
 
-    fn step(&self, batch_size: u64, gradients: &mut Vec<Ordinal>, tape: &mut Tape) {
-        tape.phase(Phase::Load);
+    fn step(&self, batch_size: u64, gradients: &mut Vec<Ordinal>, tape: &mut Recorder) {
+        tape.mark(Mark::Phase(Phase::Load));
         let input = tape.alloc(1000 * batch_size);
-        tape.phase(Phase::Forward);
+        tape.mark(Mark::Phase(Phase::Forward));
         let kept: Vec<Ordinal> = self
             .activations
             .iter()
@@ -141,7 +142,7 @@ impl Machine {
                 kept
             })
             .collect();
-        tape.phase(Phase::Backward);
+        tape.mark(Mark::Phase(Phase::Backward));
         let has_sum = !gradients.is_empty();
         for (activation, weight) in kept.into_iter().zip(&self.weights).rev() {
             let gradient = tape.alloc(*weight);
@@ -152,10 +153,10 @@ impl Machine {
     }
 
     /// A step that keeps an eighth of the activations and makes the others of one layer again when they are needed.
-    fn recomputing_step(&self, batch_size: u64, gradients: &mut Vec<Ordinal>, tape: &mut Tape) {
-        tape.phase(Phase::Load);
+    fn recomputing_step(&self, batch_size: u64, gradients: &mut Vec<Ordinal>, tape: &mut Recorder) {
+        tape.mark(Mark::Phase(Phase::Load));
         let input = tape.alloc(1000 * batch_size);
-        tape.phase(Phase::Forward);
+        tape.mark(Mark::Phase(Phase::Forward));
         let kept: Vec<Ordinal> = self
             .activations
             .iter()
@@ -166,7 +167,7 @@ impl Machine {
                 kept
             })
             .collect();
-        tape.phase(Phase::Backward);
+        tape.mark(Mark::Phase(Phase::Backward));
         let has_sum = !gradients.is_empty();
         for (layer, kept) in kept.into_iter().enumerate().rev() {
             let again = tape.alloc(self.activations[layer] * batch_size);
@@ -340,28 +341,5 @@ pub(crate) fn chosen(played: &Played) -> usize {
     match &played.conclusion {
         Conclusion::Safe(point) => point.batch_size,
         _ => 0,
-    }
-}
-
-#[derive(Default)]
-struct Tape {
-    events: Vec<Event>,
-    allocations: u64,
-}
-
-impl Tape {
-    fn alloc(&mut self, bytes: u64) -> Ordinal {
-        let ordinal = Ordinal(self.allocations);
-        self.allocations += 1;
-        self.events.push(Event::Alloc { ordinal, bytes, stream: Stream(0) });
-        ordinal
-    }
-
-    fn free(&mut self, ordinal: Ordinal) {
-        self.events.push(Event::Free { ordinal });
-    }
-
-    fn phase(&mut self, phase: Phase) {
-        self.events.push(Event::Mark(Mark::Phase(phase)));
     }
 }

@@ -66,23 +66,31 @@ impl Program {
     }
 }
 
+/// What a made program allocates and frees, on one stream.
 #[derive(Default)]
-struct Recorder {
-    events: Vec<Event>,
+pub(crate) struct Recorder {
+    pub(crate) events: Vec<Event>,
     next: u64,
 }
 
 impl Recorder {
-    fn alloc(&mut self, bytes: u64) -> Ordinal {
+    /// One whose allocations have numbers from here on.
+    pub(crate) fn from_number(next: u64) -> Self {
+        Self { next, ..Self::default() }
+    }
+
+    pub(crate) fn alloc(&mut self, bytes: u64) -> Ordinal {
         let ordinal = Ordinal(self.next);
         self.next += 1;
         self.events.push(Event::Alloc { ordinal, bytes, stream: Stream(0) });
         ordinal
     }
-    fn free(&mut self, ordinal: Ordinal) {
+
+    pub(crate) fn free(&mut self, ordinal: Ordinal) {
         self.events.push(Event::Free { ordinal });
     }
-    fn mark(&mut self, mark: Mark) {
+
+    pub(crate) fn mark(&mut self, mark: Mark) {
         self.events.push(Event::Mark(mark));
     }
 }

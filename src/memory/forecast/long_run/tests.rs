@@ -1,8 +1,9 @@
 //! Runs of a small made-up program, recorded and forecast.
 
 use super::*;
-use crate::memory::event::{Ordinal, Phase, Stream};
+use crate::memory::event::Phase;
 use crate::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::testing::Recorder;
 use crate::memory::player::Player;
 use crate::memory::policy::native::Native;
 use crate::units::MIB;
@@ -10,7 +11,7 @@ use crate::units::MIB;
 /// A program: a weight of 4 MiB; each step loads a batch of B·T tokens (staged `ahead` steps before it is used),
 /// computes B·T KiB and B·T² bytes, and drops all; optimizer state in the first.
 fn record(shapes: &[(u64, u64)], ahead: usize) -> Vec<Event> {
-    let mut program = Program::default();
+    let mut program = Recorder::default();
     program.alloc(4 * MIB);
     let mut staged = std::collections::VecDeque::new();
     let mut loads = shapes.iter();
@@ -35,27 +36,6 @@ fn record(shapes: &[(u64, u64)], ahead: usize) -> Vec<Event> {
         program.free(staged.pop_front().unwrap());
     }
     program.events
-}
-
-#[derive(Default)]
-pub(super) struct Program {
-    pub(super) events: Vec<Event>,
-    next: u64,
-}
-
-impl Program {
-    pub(super) fn alloc(&mut self, bytes: u64) -> Ordinal {
-        let ordinal = Ordinal(self.next);
-        self.next += 1;
-        self.events.push(Event::Alloc { ordinal, bytes, stream: Stream(0) });
-        ordinal
-    }
-    pub(super) fn free(&mut self, ordinal: Ordinal) {
-        self.events.push(Event::Free { ordinal });
-    }
-    pub(super) fn mark(&mut self, mark: Mark) {
-        self.events.push(Event::Mark(mark));
-    }
 }
 
 fn forecaster(ahead: usize) -> ShapeForecaster {
@@ -116,7 +96,7 @@ fn the_figures_are_those_of_the_real_run_and_bounded() {
 /// The same program with an evaluation pass after every so many steps, whose batch has the longest shape.
 fn record_with_evaluation(shapes: &[(u64, u64)], every: usize, longest: (u64, u64)) -> Vec<Event> {
     let plain = record(shapes, 1);
-    let mut program = Program { events: Vec::new(), next: 1 << 32 };
+    let mut program = Recorder::from_number(1 << 32);
     let mut steps = 0;
     for event in plain {
         if let Event::Mark(Mark::Step(number)) = event {

@@ -2,10 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::tests::Program;
 use super::*;
 use crate::memory::event::{Ordinal, Phase};
 use crate::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::testing::Recorder;
 use crate::memory::forecast::{ForecastError, Recording};
 use crate::memory::player::Player;
 use crate::memory::policy::native::Native;
@@ -30,7 +30,7 @@ const PLAIN: Training = Training { accumulation: 1, evaluate: None, checkpoint: 
 
 impl Training {
     fn record(self, shapes: &[[u64; 2]], longest: [u64; 2]) -> Vec<Event> {
-        let mut program = Program::default();
+        let mut program = Recorder::default();
         program.alloc(3 * MIB);
         let (mut loss, mut sum): (Option<Ordinal>, Option<Ordinal>) = (None, None);
         for (step, [b, t]) in shapes.iter().enumerate() {
