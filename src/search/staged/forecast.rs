@@ -36,8 +36,7 @@ impl Staged {
                 self.skip(point, reason);
                 continue;
             }
-            let purpose = if 2 * pair.batch_size >= self.largest() { Purpose::Ladder } else { Purpose::Accumulation };
-            match self.settle(view, point, purpose) {
+            match self.settle(view, point, self.purpose_of(pair)) {
                 Settled::Safe(found) => safe.push(found),
                 // Until something is safe no bound holds the search back.
                 Settled::Needs(ask) if safe.is_empty() || (worth_measuring(&safe) && self.has_room(view)) => {
@@ -49,8 +48,18 @@ impl Staged {
         Ok(safe)
     }
 
-    fn largest(&self) -> usize {
-        self.space.pairs().first().map_or(0, |pair| pair.batch_size)
+    /// What the first trial of a pair is for. The smallest is measured in every mode, for no forecast reaches down to it:
+    /// it alone may run out of memory.
+    fn purpose_of(&self, pair: Pair) -> Purpose {
+        let pairs = self.space.pairs();
+        let largest = pairs.first().map_or(0, |pair| pair.batch_size);
+        if pairs.len() > 1 && pairs.last() == Some(&pair) {
+            Purpose::Smallest
+        } else if 2 * pair.batch_size >= largest {
+            Purpose::Ladder
+        } else {
+            Purpose::Accumulation
+        }
     }
 }
 

@@ -324,3 +324,24 @@ fn after_a_failed_soak_the_pairs_that_could_not_win_come_before_the_smallest() {
     let ask = staged(&plan).ask(&failed, &knowledge);
     assert!(matches!(&ask, Ask::Run { point, purpose: Accumulation } if point.batch_size == 32), "{ask:?}");
 }
+
+#[test]
+fn the_smallest_size_is_measured_as_such_in_each_way_to_keep_activations() {
+    let mut plan = plan(4);
+    plan.train.gradient_checkpointing = GradientCheckpointing::Auto;
+    // A batch of 1 completes without recomputation and leaves too little room; with it one runs out of memory.
+    let machine = Machine {
+        weights: vec![25_777_187, 35_652_299, 23_069_495, 52_429_371, 10_486_691],
+        activations: vec![1019, 1019, 1019, 2_097_102, 10_485_510],
+        limit_bytes: 530_579_456,
+        ..Machine::new()
+    };
+    let (_, history) = machine.play(&mut staged(&plan), &plan);
+    let ran_out = history.trials().iter().filter(|trial| trial.record.outcome.is_memory());
+    let ran_out: Vec<_> = ran_out.map(|trial| &trial.record.spec).collect();
+    let [spec] = ran_out.as_slice() else { panic!("{ran_out:?}") };
+    assert_eq!((spec.purpose, spec.point.batch_size), (Smallest, 1));
+    assert_eq!(spec.point.gradient_checkpointing, GradientCheckpointing::Blocks);
+    let modes: Vec<_> = history.trials().iter().filter(|trial| trial.record.spec.purpose == Smallest).collect();
+    assert_eq!(modes.len(), 2, "{modes:?}");
+}
