@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use batchtune::data::{Batch, DataSpec, InputSpec};
 use batchtune::device::DeviceChoice;
-use batchtune::memory::{AllocatorKind, LimitSpec, Trim};
+use batchtune::memory::{AllocatorKind, LimitSpec};
 use batchtune::model::parameters::Init;
 use batchtune::model::{BuildContext, Family, ModelError, ModelSpec, Parameters, Registry, Workload};
-use batchtune::train::{GradientCheckpointing, OptimizerKind, TrainSpec};
+use batchtune::train::{OptimizerKind, TrainSpec};
 use batchtune::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
 use batchtune::trial::replicas::ReplicaExecutor;
 use batchtune::trial::{
@@ -185,17 +185,7 @@ impl Stage {
 }
 
 fn spec(id: u32, batch_size: usize, accumulation_steps: usize) -> TrialSpec {
-    let point = Point {
-        batch_size,
-        accumulation_steps,
-        loader_workers: 0,
-        prefetch_depth: 0,
-        device_prefetch: 0,
-        pin_memory: false,
-        gradient_checkpointing: GradientCheckpointing::None,
-        trim: Trim::Never,
-        alloc_conf: None,
-    };
+    let point = Point { accumulation_steps, ..Point::plain(batch_size) };
     TrialSpec {
         id: TrialId(id),
         purpose: Purpose::Soak,

@@ -49,23 +49,11 @@ impl TrialSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Trim;
-    use crate::train::GradientCheckpointing;
     use crate::trial::spec::{Point, Purpose, TrialId};
     use proptest::prelude::*;
 
     fn spec(purpose: Purpose, accumulation_steps: usize, (warmup_steps, steps): (u32, u32)) -> TrialSpec {
-        let point = Point {
-            batch_size: 8,
-            accumulation_steps,
-            loader_workers: 0,
-            prefetch_depth: 0,
-            device_prefetch: 0,
-            pin_memory: false,
-            gradient_checkpointing: GradientCheckpointing::None,
-            trim: Trim::Never,
-            alloc_conf: None,
-        };
+        let point = Point { accumulation_steps, ..Point::plain(8) };
         TrialSpec { id: TrialId(1), purpose, point, warmup_steps, steps, sample_every: 2, length: None }
     }
 

@@ -156,24 +156,13 @@ fn throughput(spec: &TrialSpec, measured: &[StepTimes], optimizer_ms: f64) -> (f
 #[expect(clippy::float_cmp, reason = "the expected values are exact")]
 mod tests {
     use super::*;
-    use crate::train::GradientCheckpointing;
     use crate::trial::spec::{Point, Purpose, TrialId};
 
     fn spec(batch_size: usize, accumulation_steps: usize, warmup_steps: u32) -> TrialSpec {
         TrialSpec {
             id: TrialId(1),
             purpose: Purpose::Ladder,
-            point: Point {
-                batch_size,
-                accumulation_steps,
-                loader_workers: 0,
-                prefetch_depth: 0,
-                device_prefetch: 0,
-                pin_memory: false,
-                gradient_checkpointing: GradientCheckpointing::None,
-                trim: crate::memory::Trim::Never,
-                alloc_conf: None,
-            },
+            point: Point { accumulation_steps, ..Point::plain(batch_size) },
             warmup_steps,
             steps: 10,
             sample_every: 2,

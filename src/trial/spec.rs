@@ -48,6 +48,21 @@ pub struct Point {
 }
 
 impl Point {
+    /// A micro-batch and nothing beside it: no accumulation, a data path in the training thread, and the defaults.
+    pub fn plain(batch_size: usize) -> Self {
+        Self {
+            batch_size,
+            accumulation_steps: 1,
+            loader_workers: 0,
+            prefetch_depth: 0,
+            device_prefetch: 0,
+            pin_memory: false,
+            gradient_checkpointing: GradientCheckpointing::None,
+            trim: Trim::Never,
+            alloc_conf: None,
+        }
+    }
+
     /// Accumulation as a measuring trial runs it.
     pub fn trial_accumulation(&self) -> usize {
         self.accumulation_steps.clamp(1, 2)
@@ -319,17 +334,7 @@ mod tests {
     use super::*;
 
     fn probe(accumulation_steps: usize, device_prefetch: usize, length: Option<usize>) -> TrialSpec {
-        let point = Point {
-            batch_size: 2,
-            accumulation_steps,
-            loader_workers: 0,
-            prefetch_depth: 0,
-            device_prefetch,
-            pin_memory: false,
-            gradient_checkpointing: GradientCheckpointing::None,
-            trim: Trim::Never,
-            alloc_conf: None,
-        };
+        let point = Point { accumulation_steps, device_prefetch, ..Point::plain(2) };
         TrialSpec { id: TrialId(1), purpose: Purpose::Probe, point, warmup_steps: 1, steps: 1, sample_every: 2, length }
     }
 

@@ -11,8 +11,7 @@ use batchtune::memory::forecast::{PartKind, Recording as Recorded};
 use batchtune::memory::policy::native::Native;
 use batchtune::memory::policy::{AllocConf, Settings};
 use batchtune::memory::recording::Recording;
-use batchtune::memory::{AllocatorKind, Event, LimitSpec, Trim};
-use batchtune::train::GradientCheckpointing;
+use batchtune::memory::{AllocatorKind, Event, LimitSpec};
 use batchtune::trial::command::{CommandConfig, CommandExecutor, CommandSpec, Template};
 use batchtune::trial::process::{OomKills, Patience};
 use batchtune::trial::spec::{ProbeSchedule, recording_path};
@@ -102,17 +101,7 @@ impl Rig {
 
     fn trial(&mut self, purpose: Purpose, batch_size: u64, steps: u32) -> TrialSpec {
         self.trials += 1;
-        let point = Point {
-            batch_size: usize::try_from(batch_size).unwrap(),
-            accumulation_steps: 1,
-            loader_workers: 0,
-            prefetch_depth: 0,
-            device_prefetch: 0,
-            pin_memory: false,
-            gradient_checkpointing: GradientCheckpointing::None,
-            trim: Trim::Never,
-            alloc_conf: None,
-        };
+        let point = Point::plain(usize::try_from(batch_size).unwrap());
         let warmup_steps = 2;
         let steps = steps.saturating_sub(warmup_steps);
         TrialSpec { id: TrialId(self.trials), purpose, point, warmup_steps, steps, sample_every: 1, length: None }

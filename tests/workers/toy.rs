@@ -2,9 +2,9 @@
 
 use batchtune::data::DataSpec;
 use batchtune::device::DeviceChoice;
-use batchtune::memory::{AllocatorKind, LimitSpec, Trim};
+use batchtune::memory::{AllocatorKind, LimitSpec};
 use batchtune::model::ModelSpec;
-use batchtune::train::{GradientCheckpointing, TrainSpec};
+use batchtune::train::TrainSpec;
 use batchtune::trial::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec};
 
 /// A family on the virtual device, everything else as it comes.
@@ -25,17 +25,7 @@ pub(crate) fn spec(id: u32, purpose: Purpose) -> TrialSpec {
     TrialSpec {
         id: TrialId(id),
         purpose,
-        point: Point {
-            batch_size: 8,
-            accumulation_steps: 1,
-            loader_workers: 0,
-            prefetch_depth: 0,
-            device_prefetch: 0,
-            pin_memory: false,
-            gradient_checkpointing: GradientCheckpointing::None,
-            trim: Trim::Never,
-            alloc_conf: None,
-        },
+        point: Point::plain(8),
         warmup_steps: 0,
         steps: 1,
         sample_every: 1,

@@ -15,12 +15,11 @@ use crate::memory::forecast::{
     Conditions, ForecastPoint, Forecaster, MIN_BATCH_SIZE, Method, Probe, Request, RunShape,
 };
 use crate::memory::policy::{self, AllocConf, Backend, Policy, Settings};
-use crate::memory::{AllocatorKind, Event, MemorySample, Rates, Trim};
+use crate::memory::{AllocatorKind, Event, MemorySample, Rates};
 use crate::search::rules::fragmentation::FragmentationRate;
 use crate::search::rules::headroom::Headroom;
 use crate::search::rules::{Level, Rule, WARM_UP_STEPS};
 use crate::search::{History, JudgedTrial};
-use crate::train::GradientCheckpointing;
 use crate::trial::statistics::round_for_json;
 use crate::trial::{Measurement, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec};
 use crate::units::Bytes;
@@ -358,17 +357,7 @@ fn policies(kind: AllocatorKind) -> impl Fn(u64) -> Box<dyn Policy> + Sync {
 
 /// A forecast in the form that the safety rules read.
 fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
-    let point = Point {
-        batch_size,
-        accumulation_steps: 1,
-        loader_workers: 0,
-        prefetch_depth: 0,
-        device_prefetch: 0,
-        pin_memory: false,
-        gradient_checkpointing: GradientCheckpointing::None,
-        trim: Trim::Never,
-        alloc_conf: None,
-    };
+    let point = Point::plain(batch_size);
     let (warmup_steps, steps, sample_every) = (WARM_UP_STEPS, 1, 1);
     let measurement = Measurement {
         peak_allocated_bytes: sample.peak_allocated_bytes,

@@ -198,8 +198,7 @@ pub(crate) mod testing {
 
     use super::*;
     use crate::config::plan::{DEFAULT_HORIZON_STEPS, SafetyPlan};
-    use crate::memory::{FragmentationMetric, FragmentationSource, Rates, Trim};
-    use crate::train::GradientCheckpointing;
+    use crate::memory::{FragmentationMetric, FragmentationSource, Rates};
     use crate::trial::{Measurement, Outcome, Point, Purpose, TrialId, TrialSpec};
     use crate::units::{Fraction, MIB};
 
@@ -218,17 +217,7 @@ pub(crate) mod testing {
 
     /// A point of `batch_size` samples without accumulation or workers.
     pub(crate) fn point(batch_size: usize) -> Point {
-        Point {
-            batch_size,
-            accumulation_steps: 1,
-            loader_workers: 0,
-            prefetch_depth: 0,
-            device_prefetch: 0,
-            pin_memory: false,
-            gradient_checkpointing: GradientCheckpointing::None,
-            trim: Trim::Never,
-            alloc_conf: None,
-        }
+        Point::plain(batch_size)
     }
 
     /// A healthy sample after `step` steps: 1000 MiB limit, 500 MiB at the peak.

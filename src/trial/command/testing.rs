@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use super::spec::CommandSpec;
 use super::template::Template;
-use crate::memory::Trim;
-use crate::train::GradientCheckpointing;
 use crate::trial::spec::{Point, Purpose, TrialId, TrialSpec};
 
 /// A command of these arguments.
@@ -21,17 +19,7 @@ pub(super) fn command(run: &[&str]) -> CommandSpec {
 
 /// A measuring trial of 2 + 10 steps that accumulates.
 pub(super) fn trial(batch_size: usize) -> TrialSpec {
-    let point = Point {
-        batch_size,
-        accumulation_steps: 4,
-        loader_workers: 0,
-        prefetch_depth: 0,
-        device_prefetch: 0,
-        pin_memory: true,
-        gradient_checkpointing: GradientCheckpointing::None,
-        trim: Trim::Never,
-        alloc_conf: None,
-    };
+    let point = Point { accumulation_steps: 4, pin_memory: true, ..Point::plain(batch_size) };
     TrialSpec {
         id: TrialId(3),
         purpose: Purpose::Ladder,

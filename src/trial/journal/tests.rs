@@ -7,8 +7,7 @@ use crate::memory::blocks::Run;
 use crate::memory::forecast::Method;
 use crate::memory::forecast::curve::CurvePoint;
 use crate::memory::forecast::long_run::{LongRunFigures, LongRunPoint};
-use crate::memory::{MemorySample, Rates, Trim};
-use crate::train::GradientCheckpointing;
+use crate::memory::{MemorySample, Rates};
 use crate::trial::outcome::{Measurement, Outcome};
 use crate::trial::outlook::RunBreach;
 use crate::trial::spec::{Purpose, TrialId};
@@ -17,17 +16,7 @@ fn spec(id: u32) -> TrialSpec {
     TrialSpec {
         id: TrialId(id),
         purpose: Purpose::Ladder,
-        point: Point {
-            batch_size: 8 * id as usize,
-            accumulation_steps: 2,
-            loader_workers: 1,
-            prefetch_depth: 2,
-            device_prefetch: 0,
-            pin_memory: false,
-            gradient_checkpointing: GradientCheckpointing::None,
-            trim: Trim::Never,
-            alloc_conf: None,
-        },
+        point: Point { accumulation_steps: 2, loader_workers: 1, prefetch_depth: 2, ..Point::plain(8 * id as usize) },
         warmup_steps: 2,
         steps: 10,
         sample_every: 2,

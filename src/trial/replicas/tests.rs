@@ -1,24 +1,12 @@
 use super::merge::{CancelledBy, Part, merge};
 use super::*;
 use crate::memory::Rates;
-use crate::memory::Trim;
-use crate::train::GradientCheckpointing;
 use crate::trial::outcome::{Measurement, Outcome};
 use crate::trial::process::LostPeer;
 use crate::trial::spec::{Point, Purpose, TrialId};
 
 fn spec() -> TrialSpec {
-    let point = Point {
-        batch_size: 4,
-        accumulation_steps: 1,
-        loader_workers: 0,
-        prefetch_depth: 0,
-        device_prefetch: 0,
-        pin_memory: false,
-        gradient_checkpointing: GradientCheckpointing::None,
-        trim: Trim::Never,
-        alloc_conf: None,
-    };
+    let point = Point::plain(4);
     TrialSpec {
         id: TrialId(1),
         purpose: Purpose::Ladder,

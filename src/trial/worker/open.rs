@@ -262,17 +262,7 @@ mod tests {
     use crate::trial::spec::{Purpose, TrialId};
 
     fn trial(purpose: Purpose, accumulation_steps: usize, steps: u32) -> TrialSpec {
-        let point = Point {
-            batch_size: 4,
-            accumulation_steps,
-            loader_workers: 0,
-            prefetch_depth: 0,
-            device_prefetch: 0,
-            pin_memory: false,
-            gradient_checkpointing: crate::train::GradientCheckpointing::None,
-            trim: crate::memory::Trim::Never,
-            alloc_conf: None,
-        };
+        let point = Point { accumulation_steps, ..Point::plain(4) };
         TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 0, steps, sample_every: 2, length: None }
     }
 

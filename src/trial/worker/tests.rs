@@ -19,8 +19,8 @@ use crate::device::{DeviceChoice, DeviceFacts, DeviceSession, LargestRequest, St
 use crate::memory::{AllocatorKind, LimitSpec, MemorySample, OutOfMemory, Phase, PoolState, Trim};
 use crate::model::ModelSpec;
 use crate::text::with_causes;
+use crate::train::TrainSpec;
 use crate::train::trainer::MicroBatch;
-use crate::train::{GradientCheckpointing, TrainSpec};
 use crate::trial::protocol::ToWorker;
 use crate::trial::spec::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec, trace_path};
 use crate::trial::statistics::Trust;
@@ -315,17 +315,7 @@ fn spec(purpose: Purpose, steps: u32) -> TrialSpec {
     TrialSpec {
         id: TrialId(3),
         purpose,
-        point: Point {
-            batch_size: 4,
-            accumulation_steps: 4,
-            loader_workers: 0,
-            prefetch_depth: 0,
-            device_prefetch: 0,
-            pin_memory: false,
-            gradient_checkpointing: GradientCheckpointing::None,
-            trim: Trim::Never,
-            alloc_conf: None,
-        },
+        point: Point { accumulation_steps: 4, ..Point::plain(4) },
         warmup_steps: 1,
         steps,
         sample_every: 3,

@@ -5,13 +5,14 @@ use crate::memory::policy::native::Native;
 use crate::memory::{Mark, Ordinal, Phase, Player, Stream};
 use crate::search::machine::Machine;
 use crate::search::scripted::plan;
+use crate::train::GradientCheckpointing;
 use crate::trial::spec::ProbeSchedule;
 use crate::units::MIB;
 
 const KIND: Kind = Kind { accumulation: 2, gradient_checkpointing: GradientCheckpointing::None };
 
 fn point(batch_size: usize) -> Point {
-    Point { accumulation_steps: 2, ..as_if_measured(batch_size, MemorySample::default()).spec.point }
+    Point { accumulation_steps: 2, ..Point::plain(batch_size) }
 }
 
 fn known(machine: &Machine, sizes: &[usize]) -> Probed {
