@@ -80,7 +80,9 @@ fn reductions_that_were_begun_come_in_their_order_and_before_what_is_called_late
             // Called after those: they are done, waited for or not.
             group.all_reduce(&[first], Reduction::Mean).unwrap();
             let results: Vec<Vec<f32>> = tensors.iter().map(read).collect();
-            work.into_iter().for_each(|work| work.wait().unwrap());
+            for begun in work {
+                begun.wait().unwrap();
+            }
             (words, results)
         });
         for (words, of_rank) in &results {

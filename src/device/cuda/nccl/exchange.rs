@@ -9,11 +9,11 @@
 //! is called on candle's stream waits there for the last one that was begun; one that is begun after it follows candle's
 //! stream, so it comes later.
 //!
-//! The host waits for none of this. A rank whose peer is gone has a kernel on this stream that spins, and candle's stream
+//! All of it is submitted on the training thread, and the host waits for none of it. A rank whose peer is gone has a kernel on this stream that spins, and candle's stream
 //! behind it once somebody waits for it; the watch of the group aborts the communicator, which ends both.
 //!
-//! This has been compiled and reviewed, and has not run on cards yet: what stands for it is that staging uses the same two
-//! rules on the same kind of stream (`tests/gpu/replicas.sh` is what is to show it).
+//! This was compiled and read, and has **not run on cards yet**: what speaks for it is that staging follows the same rules on
+//! the same kind of stream, and has. `tests/gpu/replicas.sh` is what will show it.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -30,7 +30,7 @@ fn in_group(workload: Box<dyn Workload>, group: Arc<dyn Collective>) -> Trainer 
     trainer
 }
 
-/// The steps of an update, whose samples are each of one rank and one step.
+/// The steps of an update.
 fn steps(trainer: &mut Trainer, parts: &[Batch]) {
     let (last, others) = parts.split_last().unwrap();
     for batch in others {
@@ -79,11 +79,33 @@ fn gradients_that_are_exchanged_beside_the_backward_pass_are_those_of_the_whole_
     }
 }
 
-/// Three segments, each a weight times its input, of which each may be left out, or used by the first one too.
+#[test]
+fn statistics_over_replicas_come_in_order_between_the_buckets_that_are_on_their_way() {
+    let alone = Case { batch_norm: BatchNorm::Train, ..Case::of("resnet") };
+    let mut whole = Trainer::new(alone.workload(SEED, None), &spec()).unwrap();
+    whole.step(&alone.batch(), &mut PlainCpu::default()).unwrap();
+    let expected = all(whole.gradients_mut().sums_mut().values());
+    let case = Case { batch_norm: BatchNorm::Sync, ..Case::of("resnet") };
+    let found = with_ranks(2, |group| {
+        let batch = part(&case.batch(), group.rank() * SAMPLES / 2, SAMPLES / 2);
+        let mut trainer = in_group(case.workload(SEED, Some(&group)), group);
+        for _ in 0..2 {
+            steps(&mut trainer, std::slice::from_ref(&batch));
+            trainer.update(&mut PlainCpu::default()).unwrap();
+        }
+        steps(&mut trainer, std::slice::from_ref(&batch));
+        averaged(&mut trainer).unwrap()
+    });
+    assert!(found[0].1 > 5 && found[0] == found[1]);
+    let off = difference(&found[0].0, &expected);
+    assert!(off < 1e-5, "{off}");
+}
+
+/// Three segments, each a weight times its input.
 struct Chain {
     parameters: Parameters,
     notes: Arc<Notes>,
-    /// In place of 1 the passes from this one on have that many samples: what they do differently.
+    /// What a pass over an odd batch does differently.
     odd: fn(&mut Chained<'_>),
 }
 
@@ -91,13 +113,15 @@ struct Chain {
 type Notes = Mutex<Vec<String>>;
 
 struct Chained<'a> {
+    /// `None` where a segment does without.
     weights: [Option<Tensor>; 3],
+    /// What the first segment uses beside its own.
     also_first: Option<Tensor>,
     pass: Pass,
     notes: &'a Notes,
 }
 
-/// A batch of more samples is an odd one.
+/// A batch of so many samples is an odd one.
 const ODD: usize = 2;
 
 impl Segmented for Chain {
@@ -236,11 +260,11 @@ impl Collective for Noted {
 fn a_bucket_is_on_its_way_before_the_segments_before_are_computed_again() {
     let notes = with_ranks(2, |group| {
         let notes: Arc<Notes> = Arc::default();
-        let noted = Arc::new(Noted { inner: group, notes: Arc::clone(&notes) });
-        let mut trainer = in_group(chain(noted.rank(), &notes, |_| {}), noted);
+        let workload = chain(group.rank(), &notes, |_| {});
+        let mut trainer = in_group(workload, Arc::new(Noted { inner: group, notes: Arc::clone(&notes) }));
         trainer.replicas_mut().unwrap().overlap.set_bucket_bytes(1);
         let batch = chain_batch(1, 1.0);
-        steps(&mut trainer, &[batch.clone()]);
+        steps(&mut trainer, std::slice::from_ref(&batch));
         trainer.update(&mut PlainCpu::default()).unwrap();
         let first = std::mem::take(&mut *notes.lock().unwrap());
         steps(&mut trainer, &[batch.clone(), batch]);
@@ -253,10 +277,10 @@ fn a_bucket_is_on_its_way_before_the_segments_before_are_computed_again() {
     assert_eq!(*second, ["segment 1", "segment 0", "begin", "segment 1", "begin", "segment 0", "begin"]);
 }
 
-/// The events of two updates and one more, each of two steps, at a batch size; and the device's own figures.
+/// The events of rank 0 at a batch size, over a few updates of two steps.
 fn recorded(case: &Case, samples: usize) -> Vec<Event> {
     let recorded: Arc<Mutex<Vec<Event>>> = Arc::default();
-    let together = with_ranks(2, |group| {
+    let left_bytes = with_ranks(2, |group| {
         let is_recorded = group.rank() == 0;
         let mut session: Box<dyn DeviceSession> = if is_recorded {
             Box::new(VirtualDevice::open(LimitSpec::Bytes(Bytes(GIB)), AllocatorKind::Auto).unwrap())
@@ -282,7 +306,7 @@ fn recorded(case: &Case, samples: usize) -> Vec<Event> {
         drop(trainer);
         session.end_trial()
     });
-    assert_eq!(together[0], 0, "nothing is left");
+    assert_eq!(left_bytes[0], 0, "nothing is left");
     std::mem::take(&mut *recorded.lock().unwrap())
 }
 
