@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 
 use batchtune::data::{Batch, DataSpec, InputSpec};
 use batchtune::device::DeviceChoice;
-use batchtune::memory::{AllocatorKind, LimitSpec};
+use batchtune::memory::{AllocatorKind, LimitSpec, Phase};
 use batchtune::model::parameters::Init;
-use batchtune::model::{BuildContext, Family, ModelError, ModelSpec, Parameters, Registry, Workload};
-use batchtune::train::{OptimizerKind, TrainSpec};
+use batchtune::model::{
+    BuildContext, Family, ModelError, ModelSpec, Parameters, Pass, Registry, Segmented, Segments, Workload,
+};
+use batchtune::train::{GradientCheckpointing, OptimizerKind, TrainSpec};
 use batchtune::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
 use batchtune::trial::replicas::ReplicaExecutor;
 use batchtune::trial::{
@@ -26,7 +28,7 @@ use batchtune::trial::{
     WorkloadSpec,
 };
 use batchtune::units::{Bytes, MIB};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use nix::sys::signal::{Signal, raise};
 
 batchtune::declare_allocator!();
@@ -49,6 +51,7 @@ macro_rules! tests {
 const TESTS: &[Test] = tests![
     replicas_train_as_one_worker_with_the_whole_batch,
     a_rank_that_goes_wrong_ends_the_trial_for_all_and_is_named,
+    a_rank_that_goes_wrong_beside_an_exchange_ends_the_trial_for_all_and_is_named,
     a_rank_that_hangs_is_named_in_time,
     a_rank_that_never_comes_ends_the_start,
     the_user_stops_all_ranks,
@@ -62,7 +65,7 @@ fn main() -> ExitCode {
         {
             return ExitCode::from(3);
         }
-        return batchtune::trial::worker::main(&Registry::builtin().with(Faulty));
+        return batchtune::trial::worker::main(&Registry::builtin().with(Faulty).with(FaultyBlocks));
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
@@ -95,14 +98,42 @@ impl Family for Faulty {
     }
 
     fn build(&self, context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError> {
-        let option = |name: &str| context.spec.options.get(name);
-        let rank = context.replicas.map_or(0, |group| group.rank() as u64);
-        let is_struck = option("rank").and_then(serde_json::Value::as_u64) == Some(rank);
-        let fault = option("fault").and_then(serde_json::Value::as_str).filter(|_| is_struck);
-        let mut parameters = Parameters::new(context.device, DType::F32, context.seed + rank);
+        let (mut parameters, fault) = (parameters(context), fault(context));
         let weight = parameters.create("weight", &[8, 4], Init::Normal(0.5))?;
-        Ok(Box::new(Net { parameters, weight, fault: fault.map(str::to_owned), steps: AtomicU32::new(0) }))
+        Ok(Box::new(Net { parameters, weight, fault, steps: AtomicU32::new(0) }))
     }
+}
+
+/// Parameters that start apart on every rank.
+fn parameters(context: &BuildContext<'_>) -> Parameters {
+    let rank = context.replicas.map_or(0, |group| group.rank() as u64);
+    Parameters::new(context.device, DType::F32, context.seed + rank)
+}
+
+/// What this rank is told to do wrong.
+fn fault(context: &BuildContext<'_>) -> Option<String> {
+    let option = |name: &str| context.spec.options.get(name);
+    let rank = context.replicas.map_or(0, |group| group.rank() as u64);
+    let is_struck = option("rank").and_then(serde_json::Value::as_u64) == Some(rank);
+    option("fault").and_then(serde_json::Value::as_str).filter(|_| is_struck).map(str::to_owned)
+}
+
+/// Does what is wrong.
+fn strike(fault: Option<&str>, device: &Device) -> candle_core::Result<()> {
+    match fault {
+        Some("killed") => {
+            let _ = raise(Signal::SIGKILL);
+        }
+        Some("hangs") => std::thread::sleep(Duration::from_secs(3600)),
+        Some("panics") => panic!("as it was told"),
+        Some("fails") => candle_core::bail!("as it was told"),
+        Some("out_of_memory") => {
+            let values = (200 * MIB / 4) as usize;
+            Tensor::zeros(values, DType::F32, device)?;
+        }
+        _ => {}
+    }
+    Ok(())
 }
 
 struct Net {
@@ -120,21 +151,83 @@ impl Workload for Net {
     fn loss(&self, batch: &Batch) -> candle_core::Result<Tensor> {
         let is_fatal = self.steps.fetch_add(1, Ordering::SeqCst) + 1 == FATAL_STEP && batch.samples == FATAL_BATCH;
         let loss = candle_nn::loss::cross_entropy(&batch.input.matmul(&self.weight)?, &batch.target)?; // []
-        match self.fault.as_deref().filter(|_| is_fatal) {
-            Some("killed") => {
-                let _ = raise(Signal::SIGKILL);
+        let fault = self.fault.as_deref().filter(|_| is_fatal);
+        strike(fault, batch.input.device())?;
+        if fault == Some("diverges") { loss * f64::NAN } else { Ok(loss) }
+    }
+}
+
+/// A family in three segments, the last of which has as many values as a bucket. It fails in the backward pass, when the
+/// exchange of that one has begun.
+struct FaultyBlocks;
+
+/// Values of the large parameter: a bucket of them and one more.
+const LARGE: usize = batchtune::train::replicas::BUCKET_BYTES / 4 + 1;
+/// The first step whose backward pass has an exchange beside it, where an update has two: the order of the gradients is
+/// known from the one before.
+const FIRST_OVERLAPPED: u32 = 2;
+
+impl Family for FaultyBlocks {
+    fn name(&self) -> &'static str {
+        "faulty_blocks"
+    }
+
+    fn input(&self, spec: &ModelSpec) -> Result<InputSpec, ModelError> {
+        Faulty.input(spec)
+    }
+
+    fn build(&self, context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError> {
+        let (mut parameters, fault) = (parameters(context), fault(context));
+        parameters.create("small", &[8, 4], Init::Normal(0.5))?;
+        parameters.create("large", &[LARGE], Init::Constant(1.0))?;
+        Ok(Box::new(Blocks { parameters, fault, steps: AtomicU32::new(0) }))
+    }
+}
+
+struct Blocks {
+    parameters: Parameters,
+    fault: Option<String>,
+    steps: AtomicU32,
+}
+
+struct Block<'a> {
+    model: &'a Blocks,
+    batch: &'a Batch,
+    fault: Option<&'a str>,
+}
+
+impl Segmented for Blocks {
+    type OnePass<'a> = Block<'a>;
+
+    fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> candle_core::Result<Block<'a>> {
+        let step = self.steps.fetch_add(u32::from(pass == Pass::Forward), Ordering::SeqCst);
+        let is_fatal = pass == Pass::Recompute && step == FIRST_OVERLAPPED && batch.samples == FATAL_BATCH;
+        Ok(Block { model: self, batch, fault: self.fault.as_deref().filter(|_| is_fatal) })
+    }
+}
+
+impl Segments for Block<'_> {
+    fn count(&self) -> usize {
+        3
+    }
+
+    fn forward(&self, index: usize, x: &Tensor) -> candle_core::Result<Tensor> {
+        let parameter = |name| self.model.parameters.get(name).ok_or_else(|| candle_core::Error::Msg(name.to_owned()));
+        match index {
+            0 => x.matmul(parameter("small")?), // [B, 4]
+            1 => {
+                strike(self.fault, x.device())?;
+                x.affine(1.0, 0.5) // [B, 4]
             }
-            Some("hangs") => std::thread::sleep(Duration::from_secs(3600)),
-            Some("panics") => panic!("as it was told"),
-            Some("fails") => candle_core::bail!("as it was told"),
-            Some("diverges") => return loss * f64::NAN,
-            Some("out_of_memory") => {
-                let values = (200 * MIB / 4) as usize;
-                Tensor::zeros(values, DType::F32, batch.input.device())?;
+            _ => {
+                let scale = parameter("large")?.narrow(0, 0, 4)?; // [4]
+                candle_nn::loss::cross_entropy(&x.broadcast_mul(&scale)?, &self.batch.target) // []
             }
-            _ => {}
         }
-        Ok(loss)
     }
 }
 
@@ -145,8 +238,12 @@ struct Stage {
 
 impl Stage {
     fn new(fault: Option<(&str, usize)>) -> Self {
+        Self::of("faulty", fault)
+    }
+
+    fn of(family: &str, fault: Option<(&str, usize)>) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut model = ModelSpec { family: "faulty".to_owned(), ..ModelSpec::default() };
+        let mut model = ModelSpec { family: family.to_owned(), ..ModelSpec::default() };
         if let Some((fault, rank)) = fault {
             model.options.insert("fault".to_owned(), fault.into());
             model.options.insert("rank".to_owned(), rank.into());
@@ -279,6 +376,31 @@ fn a_rank_that_goes_wrong_ends_the_trial_for_all_and_is_named() {
     }
 }
 
+fn a_rank_that_goes_wrong_beside_an_exchange_ends_the_trial_for_all_and_is_named() {
+    for (fault, rank) in [("killed", 1), ("fails", 1), ("out_of_memory", 0)] {
+        let started = Instant::now();
+        let mut stage = Stage::of("faulty_blocks", Some((fault, rank)));
+        stage.config.workload.limit = LimitSpec::Bytes(Bytes(200 * MIB));
+        let mut group = stage.group(2);
+        let mut trial = spec(1, FATAL_BATCH, 2);
+        trial.point.gradient_checkpointing = GradientCheckpointing::Blocks;
+        let (record, losses) = run(&mut group, &trial);
+        let outcome = &record.outcome;
+        let is_expected = match fault {
+            "killed" => matches!(outcome, Outcome::Crashed { signal: Some(9), .. }),
+            "out_of_memory" => {
+                matches!(outcome, Outcome::OutOfMemory { step: Some(1), phase: Some(Phase::Backward), .. })
+            }
+            _ => matches!(outcome, Outcome::Failed { message } if message.contains("as it was told")),
+        };
+        assert!(is_expected, "{fault}: {outcome:?}");
+        assert_eq!((record.rank, losses.len()), (Some(rank), 1), "{fault}");
+        assert!(started.elapsed() < Duration::from_secs(40), "{fault}: {:?}", started.elapsed());
+        drop(group);
+        assert_eq!(children(), 0, "nothing is left after {fault}");
+    }
+}
+
 fn a_rank_that_hangs_is_named_in_time() {
     for (rank, world) in [(1, 3), (0, 2)] {
         let mut stage = Stage::new(Some(("hangs", rank)));
@@ -326,6 +448,12 @@ fn the_user_stops_all_ranks() {
 }
 
 fn a_study_of_two_replicas_meets_its_target() {
+    for checkpointing in [GradientCheckpointing::None, GradientCheckpointing::Blocks] {
+        study(checkpointing);
+    }
+}
+
+fn study(checkpointing: GradientCheckpointing) {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("model.yaml");
     let text = "version: 1\nname: two\ndevice: cpu\n\
@@ -340,7 +468,7 @@ fn a_study_of_two_replicas_meets_its_target() {
     let output = folder.path().join("recommendation.yaml");
     let study = folder.path().join("study");
     let ran = Command::new(env!("CARGO_BIN_EXE_tune"))
-        .args(["--quiet", "--config"])
+        .args(["--quiet", "--set", &format!("train.gradient_checkpointing={checkpointing}"), "--config"])
         .arg(&config)
         .arg("--output")
         .arg(&output)
@@ -355,7 +483,11 @@ fn a_study_of_two_replicas_meets_its_target() {
     let size = |name: &str| recommended[name].as_u64().unwrap();
     assert_eq!(size("batch_size") * size("accumulation_steps") * 2, 16, "{recommended}");
     assert_eq!(size("effective_batch_size"), 16);
+    assert_eq!(recommended["gradient_checkpointing"], checkpointing.to_string());
     assert_eq!(written["forecast"]["method"], "exact", "{said}");
+    // None where no trial that ran is of the probes' kind.
+    let off = written["forecast"]["error_percent"].as_f64().unwrap_or_default();
+    assert!(off < 0.01, "{checkpointing}: off by {off} % at the trials that ran");
     let leftovers = fs::read_dir(&study)
         .unwrap()
         .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("replicas-"));

@@ -34,15 +34,16 @@ impl Gradients {
         Ok(())
     }
 
-    /// Adds a part of the gradients of one micro-batch.
-    pub(super) fn take(&mut self, parameters: &Parameters, mut store: GradStore) -> Result<()> {
+    /// Adds a part of the gradients of one micro-batch. Gives the names of the parameters that have one in it, in order.
+    pub(super) fn take<'a>(&mut self, parameters: &'a Parameters, mut store: GradStore) -> Result<Vec<&'a str>> {
         // candle leaves the operations that made a parameter's gradient attached to it, and they hold activations.
         // All are detached, and the rest of the store is dropped, before the first sum asks for memory.
-        let taken: Vec<(&str, Tensor)> = parameters
+        let taken: Vec<(&'a str, Tensor)> = parameters
             .iter()
             .filter_map(|(name, variable)| store.remove(variable).map(|gradient| (name, gradient.detach())))
             .collect();
         drop_in_order(store);
+        let names = taken.iter().map(|(name, _)| *name).collect();
         for (name, gradient) in taken {
             let sum = match self.sums.remove(name) {
                 Some(sum) => (sum + gradient)?,
@@ -50,7 +51,7 @@ impl Gradients {
             };
             self.sums.insert(name.to_owned(), sum);
         }
-        Ok(())
+        Ok(names)
     }
 
     /// The sums, for replicas to average them.

@@ -28,6 +28,15 @@ use crate::model::{Parameters, Pass, Segments, Workload};
 )]
 pub(super) struct NoSegments;
 
+/// Whoever follows a backward pass from segment to segment, the last one first.
+pub(super) trait Follow {
+    /// The gradients that a segment gave these parameters were added, and its graph is gone.
+    fn segment_done(&mut self, reached: &[&str], gradients: &mut Gradients) -> Result<()>;
+
+    /// All segments that there are gradients for are done.
+    fn pass_done(&mut self, gradients: &mut Gradients);
+}
+
 /// A forward pass with the inputs of its segments.
 pub(super) struct Recomputed<'a> {
     workload: &'a dyn Workload,
@@ -57,13 +66,18 @@ impl<'a> Recomputed<'a> {
     }
 
     /// The backward pass: the gradients of every segment's parameters are added, and its graph is dropped, before the
-    /// segment before it is computed again.
-    pub(super) fn backward(self, gradients: &mut Gradients) -> Result<()> {
+    /// segment before it is computed again. Who follows it is told in between.
+    pub(super) fn backward(self, gradients: &mut Gradients, mut follower: Option<&mut dyn Follow>) -> Result<()> {
         let Self { workload, batch, mut inputs, last, loss } = self;
         let parameters = workload.parameters();
         let root = gradients.scaled(&loss)?;
         drop(loss);
-        let mut above = backward(root, last, parameters, gradients)?;
+        let mut tell = |reached: &[&str], gradients: &mut Gradients| match &mut follower {
+            Some(follower) => follower.segment_done(reached, gradients),
+            None => Ok(()),
+        };
+        let (mut above, reached) = backward(root, last, parameters, gradients)?;
+        tell(&reached, gradients)?;
         let segments = cut(workload, batch, Pass::Recompute)?;
         // The first segment's input has no gradient, and that ends it. So does a graph that is cut: nothing before the
         // cut is reached.
@@ -72,9 +86,14 @@ impl<'a> Recomputed<'a> {
             let input = inputs.pop().map(|input| Var::from_tensor(&input)).transpose()?;
             let x = input.as_ref().map_or(&batch.input, Var::as_tensor);
             let root = segments.forward(index, x)?.apply_op1(Seed(Mutex::new(Some(gradient))))?; // []
-            above = backward(root, input, parameters, gradients)?;
+            let reached;
+            (above, reached) = backward(root, input, parameters, gradients)?;
+            tell(&reached, gradients)?;
         }
         gradients.end_micro_batch();
+        if let Some(follower) = follower {
+            follower.pass_done(gradients);
+        }
         Ok(())
     }
 }
@@ -94,19 +113,19 @@ fn cut<'a>(workload: &'a dyn Workload, batch: &'a Batch, pass: Pass) -> Result<B
     workload.segments(batch, pass)?.ok_or_else(|| candle_core::Error::wrap(NoSegments))
 }
 
-/// The backward pass of one segment from its `root`. Gives the gradient of its input.
-fn backward(
+/// The backward pass of one segment from its `root`. Gives the gradient of its input, and the parameters that it reached.
+fn backward<'a>(
     root: Tensor,
     input: Option<Var>,
-    parameters: &Parameters,
+    parameters: &'a Parameters,
     gradients: &mut Gradients,
-) -> Result<Option<Tensor>> {
+) -> Result<(Option<Tensor>, Vec<&'a str>)> {
     let mut store = root.backward()?;
     drop(root);
     let gradient = input.as_ref().and_then(|input| store.remove(input)).map(|gradient| gradient.detach());
     drop(input);
-    gradients.take(parameters, store)?;
-    Ok(gradient)
+    let reached = gradients.take(parameters, store)?;
+    Ok((gradient, reached))
 }
 
 /// Starts a backward pass with a gradient that is there already: a scalar of no meaning, whose backward gives the

@@ -2,9 +2,10 @@
 //!
 //! Every replica starts from the parameters of rank 0, and before each update all of them average their gradients, so
 //! that the same update is made everywhere. Between the micro-batches of an update nothing is exchanged (what PyTorch's
-//! `DistributedDataParallel` calls `no_sync`). The gradients go in buckets: many small exchanges would each cost their
-//! latency. candle's backward pass has no hook at which a bucket could be sent while the pass goes on, so the exchange
-//! comes after it, and its time is part of the optimizer's, once an update.
+//! `DistributedDataParallel` calls `no_sync`). The gradients go in [buckets](bucket). candle's backward pass has no hook at
+//! which a bucket could be sent while the pass goes on, so the exchange comes after it, and its time is part of the
+//! optimizer's, once an update. Where segments are recomputed, the pass comes back after each of them, and what is final
+//! then goes [beside it](overlap): the optimizer's time has what was still waited for.
 //!
 //! A bucket is a tensor on the device, and after the exchange the gradients are views of it. So the exchange needs the
 //! memory of one bucket beside the gradients, and that of the largest parameter at least; a recording sees it, so it is
@@ -13,30 +14,44 @@
 //! What must be equal is checked rather than hoped for: which gradients there are before every exchange, and the bits of
 //! the parameters at the start and after the first updates, when a program that lets its replicas drift apart does so.
 
-use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use candle_core::{Result, Tensor};
 
+use self::bucket::Slot;
+use self::overlap::Overlap;
 use super::checkpoint;
 use super::gradients::Gradients;
+use super::recompute::Follow;
 use crate::device::collective::{Collective, CollectiveError, Reduction};
 use crate::model::{Buffers, Workload};
 
-/// A bucket is filled up to this: the size that PyTorch's `DistributedDataParallel` found best (`bucket_cap_mb`).
-pub const BUCKET_BYTES: usize = 25 << 20;
+mod bucket;
+mod overlap;
+
+pub use bucket::BUCKET_BYTES;
 
 /// The parameters are compared after the updates that end within so many micro-batches, and after the first in any case:
 /// those are steps that nobody times.
 const CHECKED_MICRO_BATCHES: u32 = 2;
 
+/// Which micro-batch of its update one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Another one may follow.
+    Earlier,
+    /// The update follows.
+    Last,
+}
+
 /// This replica among the others.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Replicas {
     group: Arc<dyn Collective>,
     /// Micro-batches of the updates so far.
     micro_batches: u32,
+    overlap: Overlap,
 }
 
 impl Replicas {
@@ -48,9 +63,14 @@ impl Replicas {
         group.check_equal("names and shapes of the parameters", layout(kept.iter().copied())).map_err(into_candle)?;
         let tensors: Vec<&Tensor> = kept.iter().map(|(_, tensor)| *tensor).collect();
         group.broadcast(&tensors).map_err(into_candle)?;
-        let replicas = Self { group, micro_batches: 0 };
+        let replicas = Self { group, micro_batches: 0, overlap: Overlap::default() };
         replicas.compare(workload)?;
         Ok(replicas)
+    }
+
+    /// What follows a backward pass that comes back after every segment; `None` where nothing is to be done in between.
+    pub(super) fn follower(&mut self, turn: Turn) -> Option<Box<dyn Follow + '_>> {
+        self.overlap.follower(self.group.as_ref(), turn)
     }
 
     /// What ended the group, where something did.
@@ -59,32 +79,19 @@ impl Replicas {
     }
 
     /// Makes the gradients of all replicas their mean.
-    pub(super) fn average(&self, gradients: &mut Gradients) -> Result<()> {
-        let sums = gradients.sums_mut();
+    pub(super) fn average(&mut self, gradients: &mut Gradients) -> Result<()> {
+        let (group, sums) = (self.group.as_ref(), gradients.sums_mut());
+        let sent = self.overlap.send_rest(group, sums)?;
         let found = layout(sums.iter().map(|(name, sum)| (name.as_str(), sum)));
-        self.group.check_equal("gradients", found).map_err(into_candle)?;
-        for names in buckets(sums) {
-            let flat: Vec<Tensor> = names
-                .iter()
-                .filter_map(|name| sums.get(name))
-                .map(Tensor::flatten_all) // [N]
-                .collect::<Result<_>>()?;
-            let bucket = match flat.as_slice() {
-                // One gradient may share its memory with another: what is changed in place is always a copy.
-                [only] => only.force_contiguous()?,  // [N]
-                several => Tensor::cat(several, 0)?, // [sum of N]
-            };
-            drop(flat);
-            self.group.all_reduce(&[&bucket], Reduction::Mean).map_err(into_candle)?;
-            let mut start = 0;
-            for name in names {
-                let Some(sum) = sums.get_mut(&name) else { continue };
-                let count = sum.elem_count();
-                *sum = bucket.narrow(0, start, count)?.reshape(sum.shape())?;
-                start += count;
+        group.check_equal("gradients", found.wrapping_add(sent.unwrap_or_default())).map_err(into_candle)?;
+        for slots in bucket::pack(sums.iter().map(Slot::of), BUCKET_BYTES) {
+            let bucket = bucket::fill(slots.iter().filter_map(|slot| sums.get(&slot.name).cloned()).collect())?;
+            group.all_reduce(&[&bucket], Reduction::Mean).map_err(into_candle)?;
+            for (slot, view) in slots.iter().zip(bucket::views(&bucket, &slots)) {
+                sums.insert(slot.name.clone(), view?);
             }
         }
-        Ok(())
+        self.overlap.take_back(sums)
     }
 
     /// Notes an update over so many micro-batches. After the first ones the parameters are compared.
@@ -126,24 +133,6 @@ fn sum_of(bytes: &[u8]) -> u64 {
     let mix = |sum: u64, word: u64| (sum.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let sum = words.iter().map(|word| u64::from_le_bytes(*word)).fold(bytes.len() as u64, mix);
     rest.iter().map(|byte| u64::from(*byte)).fold(sum, mix)
-}
-
-/// The names of the gradients in each bucket: in name order, of one type, up to [`BUCKET_BYTES`] or one that is larger.
-fn buckets(sums: &BTreeMap<String, Tensor>) -> Vec<Vec<String>> {
-    let mut buckets: Vec<Vec<String>> = Vec::new();
-    let (mut filled_bytes, mut dtype) = (usize::MAX, None);
-    for (name, sum) in sums {
-        let bytes = sum.elem_count().saturating_mul(sum.dtype().size_in_bytes());
-        filled_bytes = filled_bytes.saturating_add(bytes);
-        match buckets.last_mut() {
-            Some(bucket) if filled_bytes <= BUCKET_BYTES && dtype == Some(sum.dtype()) => bucket.push(name.clone()),
-            _ => {
-                buckets.push(vec![name.clone()]);
-                (filled_bytes, dtype) = (bytes, Some(sum.dtype()));
-            }
-        }
-    }
-    buckets
 }
 
 #[cfg(test)]

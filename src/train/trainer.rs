@@ -14,8 +14,8 @@ use super::checkpoint::{self, CheckpointError, Contents};
 use super::gradients::Gradients;
 use super::loss_scale::LossScale;
 use super::optimizer::{self, Optimizer};
-use super::recompute::Recomputed;
-use super::replicas::Replicas;
+use super::recompute::{Follow, Recomputed};
+use super::replicas::{Replicas, Turn};
 use super::{GradientCheckpointing, TrainSpec};
 use crate::data::Batch;
 use crate::device::collective::Collective;
@@ -74,7 +74,7 @@ impl Trainer {
         self.workload.as_ref()
     }
 
-    /// The gradients since the last update.
+    /// The gradients since the last update. Between [`last_step`](Self::last_step) and the update some may be on their way.
     pub fn gradients(&self) -> &Gradients {
         &self.gradients
     }
@@ -84,20 +84,41 @@ impl Trainer {
         &mut self.gradients
     }
 
+    #[cfg(test)]
+    pub(super) fn replicas_mut(&mut self) -> Option<&mut Replicas> {
+        self.replicas.as_mut()
+    }
+
     /// One step: forward, loss, backward; the gradients are added to those since the last update.
     pub fn step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
-        let result = self.micro_batch(batch, session);
+        let result = self.micro_batch(batch, Turn::Earlier, session);
         self.or_lost(result)
     }
 
-    fn micro_batch(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
+    /// The same for the last step of an update. Where segments are recomputed, replicas begin to exchange their gradients
+    /// while its backward pass goes on.
+    pub fn last_step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
+        let result = self.micro_batch(batch, Turn::Last, session);
+        self.or_lost(result)
+    }
+
+    fn micro_batch(
+        &mut self,
+        batch: &Batch,
+        turn: Turn,
+        session: &mut dyn DeviceSession,
+    ) -> Result<MicroBatch, StepError> {
         let (workload, gradients) = (self.workload.as_ref(), &mut self.gradients);
+        let replicas = self.replicas.as_mut();
         let (forward, (pass, value)) = in_phase(session, Phase::Forward, || {
             let pass = Pass::forward(workload, batch, self.checkpointing)?;
             let value = scalar(pass.loss())?; // []
             Ok((pass, value))
         })?;
-        let (backward, ()) = in_phase(session, Phase::Backward, || pass.backward(workload, gradients))?;
+        let (backward, ()) = in_phase(session, Phase::Backward, || {
+            let follow = || replicas.and_then(|replicas| replicas.follower(turn));
+            pass.backward(workload, gradients, follow)
+        })?;
         if self.unreached.is_none() {
             self.unreached = Some(self.gradients.unreached(self.workload.parameters()));
         }
@@ -122,7 +143,7 @@ impl Trainer {
 
     fn optimizer_step(&mut self, session: &mut dyn DeviceSession) -> Result<Duration, StepError> {
         let (optimizer, gradients, loss_scale) = (&mut self.optimizer, &mut self.gradients, &mut self.loss_scale);
-        let replicas = self.replicas.as_ref();
+        let replicas = self.replicas.as_mut();
         let (time, ()) = in_phase(session, Phase::Optimizer, || {
             // A gradient that is not finite on one replica is so in the mean, so all of them skip the step or none does.
             if let Some(replicas) = replicas {
@@ -224,7 +245,13 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn backward(self, workload: &dyn Workload, gradients: &mut Gradients) -> candle_core::Result<()> {
+    /// The backward pass, and who is to follow it where it goes from segment to segment.
+    fn backward<'f>(
+        self,
+        workload: &dyn Workload,
+        gradients: &mut Gradients,
+        follower: impl FnOnce() -> Option<Box<dyn Follow + 'f>>,
+    ) -> candle_core::Result<()> {
         match self {
             Self::Whole(loss) => {
                 let root = gradients.scaled(&loss)?; // []
@@ -234,7 +261,10 @@ impl<'a> Pass<'a> {
                 drop(root);
                 gradients.add(workload.parameters(), store)
             }
-            Self::Recomputed(pass) => pass.backward(gradients),
+            Self::Recomputed(pass) => match follower() {
+                Some(mut follower) => pass.backward(gradients, Some(follower.as_mut())),
+                None => pass.backward(gradients, None),
+            },
         }
     }
 }

@@ -13,7 +13,8 @@
 //!   a step which the operating system preempted does not count.
 //! - *wait* is the time blocked on the loader: the **mean**. A starved loader shows as a burst every few steps (with one
 //!   worker thread and four batches ready, every fifth), which a median would hide.
-//! - *optimizer* is the median over the steps that had an update.
+//! - *optimizer* is the median over the steps that had an update. Of an exchange of gradients it has what was waited for:
+//!   all of it, or, where it goes on beside the backward pass, what that did not hide.
 //!
 //! # Trust
 //! Whether the times had settled is told by whole updates, waits included: the steps of an update differ by what they do

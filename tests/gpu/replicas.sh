@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Data-parallel training on two cards: GPT-2 medium tuned end to end at `replicas: 2`, losses equal to those of one card,
-# the scaling, exchanges and their bandwidth, and a rank killed in the middle of a step.
+# the scaling, an update's time with the exchange beside and after the backward pass, exchanges and their bandwidth, and a
+# rank killed in the middle of a step.
 #
 #   tests/gpu/replicas.sh [OUT]    needs `tune` and the test binary `gpu`, both built with --features nccl, on PATH
 #
@@ -79,7 +80,7 @@ tested() {
   local begun=$SECONDS
   timeout -k 5 "$(at_most "$2")" gpu --exact "replicas::$1" --ignored --nocapture >"$keep/$1.log" 2>&1
   row "$1: exit, seconds" "$?, $((SECONDS - begun))"
-  grep -E '^(bandwidth|losses|update|a rank)' "$keep/$1.log" | sed 's/^/  /' | tee -a "$keep/table.txt"
+  grep -E '^(bandwidth|losses|update|overlap|a rank)' "$keep/$1.log" | sed 's/^/  /' | tee -a "$keep/table.txt"
   pack
 }
 
@@ -126,8 +127,10 @@ if fits 15 "tune, replicas 1"; then
     -v two="$(figure "$keep/replicas-2.yaml" measured samples_per_second)" \
     'BEGIN { if (one > 0 && two > 0) printf "%.3f", two / (2 * one); else print "unknown: an answer is missing" }')"
 fi
+tested an_exchange_beside_the_backward_pass_gives_the_losses_of_one_after_it 30
 tested exchanges_are_right_and_their_bandwidth_is_printed 25
 tested a_rank_that_is_killed_within_an_exchange_does_not_hang_the_other 25
+tested a_rank_that_is_killed_beside_an_exchange_does_not_hang_the_other 25
 fits 20 "a rank killed in the soak" && killed
 row "memory in use on the cards afterwards" "$(nvidia-smi --query-gpu=memory.used --format=csv,noheader | tr '\n' ' ')"
 row "seconds in all" "$SECONDS"

@@ -7,6 +7,8 @@
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{MsgFlags, recv};
@@ -17,6 +19,8 @@ use super::CollectiveError;
 const HEADER_BYTES: usize = 1 + 8 + 4;
 /// The shortest wait that a socket can be asked for.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+/// Between two looks of one that waits at whether its own rank has left meanwhile.
+const LOOK: Duration = Duration::from_millis(20);
 /// How long the news of a lost rank may take to be sent. Its frame is small and nearly always has room.
 const NEWS: Duration = Duration::from_millis(200);
 
@@ -66,11 +70,18 @@ pub(super) struct Link {
     stream: UnixStream,
     /// Who is at the other end.
     peer: usize,
+    /// Whether this rank has left the group: then nothing is waited for any more.
+    has_left: Arc<AtomicBool>,
 }
 
 impl Link {
     pub(super) fn new(stream: UnixStream, peer: usize) -> Self {
-        Self { stream, peer }
+        Self { stream, peer, has_left: Arc::default() }
+    }
+
+    /// Heeds a sign that this rank has left, which another thread may give while one waits here.
+    pub(super) fn heed(&mut self, has_left: &Arc<AtomicBool>) {
+        self.has_left = Arc::clone(has_left);
     }
 
     pub(super) fn peer(&self) -> usize {
@@ -128,10 +139,11 @@ impl Link {
         let mut filled = 0;
         while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
             let left = by.left().ok_or_else(|| by.silence(self.peer))?;
-            let read = self.stream.set_read_timeout(Some(left)).and_then(|()| self.stream.read(rest));
+            let read = self.stream.set_read_timeout(Some(left.min(LOOK))).and_then(|()| self.stream.read(rest));
             match read {
                 Ok(0) => return Err(CollectiveError::PeerLost { rank: self.peer }),
                 Ok(count) => filled += count,
+                Err(_) if self.has_left.load(Ordering::Acquire) => return Err(CollectiveError::Left),
                 Err(error) => self.bear(&error)?,
             }
         }

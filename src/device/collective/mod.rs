@@ -13,6 +13,11 @@
 //!
 //! This room knows no training. What is averaged, and when, is [`train`](crate::train)'s business.
 //!
+//! # Beside the computation
+//! A reduction can be begun ([`Collective::begin_all_reduce`]) and waited for later ([`Work`]), with computation in between:
+//! on a thread of its own between processes, on a stream of its own on CUDA. What is begun still comes in order: an
+//! operation that is called starts once all that were begun before it are done, so every rank sees one order.
+//!
 //! # Losing a rank
 //! The first error of a group is its last operation: the rank that sees it tells the others who is lost, and every later
 //! call gives the same error. A group is not mended; its processes are ended and a new one is formed.
@@ -28,6 +33,7 @@ use serde::{Deserialize, Serialize};
 mod host;
 mod link;
 mod meeting;
+mod queue;
 #[cfg(test)]
 mod tests;
 pub mod unix;
@@ -65,6 +71,14 @@ pub enum Reduction {
     Mean,
 }
 
+/// A reduction that was begun. Its tensor is not to be read or written before it was waited for. Dropped without, it goes
+/// on for the other ranks' sake, and what it made is lost.
+pub trait Work: fmt::Debug {
+    /// Makes what is done with the tensor from now on come after the reduction. On a host that is once it has returned; on
+    /// a device, what is submitted afterwards waits there, and an error shows where the device is waited for.
+    fn wait(self: Box<Self>) -> Result<(), CollectiveError>;
+}
+
 /// A rank's place in a group of replicas. All ranks call the same operations in the same order.
 pub trait Collective: fmt::Debug + Send + Sync {
     /// Which rank this is.
@@ -79,6 +93,9 @@ pub trait Collective: fmt::Debug + Send + Sync {
     /// Replaces the values of each tensor by what the reduction makes of all ranks'. The tensors are contiguous, of a
     /// floating-point type, and alike on all ranks. All ranks get the same bits.
     fn all_reduce(&self, tensors: &[&Tensor], reduction: Reduction) -> Result<(), CollectiveError>;
+
+    /// Begins to replace the values of a tensor, under the same conditions, once what was done with it so far is done.
+    fn begin_all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<Box<dyn Work>, CollectiveError>;
 
     /// Replaces the values of each tensor by those of rank 0, under the same conditions.
     fn broadcast(&self, tensors: &[&Tensor]) -> Result<(), CollectiveError>;
@@ -139,6 +156,9 @@ pub enum CollectiveError {
         /// How long it was waited for.
         seconds: f64,
     },
+    /// This rank itself has left, while an operation of its own was under way.
+    #[error("this rank has left the group")]
+    Left,
     /// A rank does something else than this one.
     #[error("rank {rank} is out of step: {reason}")]
     OutOfStep {

@@ -69,6 +69,90 @@ fn a_view_in_the_middle_of_a_tensor_is_exchanged_and_nothing_around_it() {
 }
 
 #[test]
+fn reductions_that_were_begun_come_in_their_order_and_before_what_is_called_later() {
+    for world in [1, 2, 4] {
+        let results = with_ranks(world, |group| {
+            let tensors: Vec<Tensor> = (0..5).map(|index| values(group.rank() + index, 20_000, DType::F32)).collect();
+            let begin = |tensor| group.begin_all_reduce(tensor, Reduction::Mean).unwrap();
+            let (first, others) = tensors.split_first().unwrap();
+            let work: Vec<_> = others.iter().map(begin).collect();
+            let words = group.gather(group.rank() as u64).unwrap();
+            // Called after those: they are done, waited for or not.
+            group.all_reduce(&[first], Reduction::Mean).unwrap();
+            let results: Vec<Vec<f32>> = tensors.iter().map(read).collect();
+            for begun in work {
+                begun.wait().unwrap();
+            }
+            (words, results)
+        });
+        for (words, of_rank) in &results {
+            assert_eq!(*words, (0..world as u64).collect::<Vec<_>>());
+            assert_eq!(*of_rank, results[0].1, "all ranks have the same bits");
+        }
+        let called = with_ranks(world, |group| {
+            let tensor = values(group.rank() + 3, 20_000, DType::F32);
+            group.all_reduce(&[&tensor], Reduction::Mean).unwrap();
+            read(&tensor)
+        });
+        assert_eq!(results[0].1[3], called[0], "as if it had been called");
+    }
+}
+
+#[test]
+fn a_rank_that_ends_or_leaves_is_lost_to_reductions_that_are_under_way() {
+    for leaves in [false, true] {
+        let started = Instant::now();
+        let failures = with_ranks(3, |group| {
+            let tensors = [values(0, 50_000, DType::F32), values(1, 50_000, DType::F32)];
+            let begin = |tensor: &Tensor| group.begin_all_reduce(tensor, Reduction::Sum);
+            let first = begin(&tensors[0]).unwrap();
+            if group.rank() == 1 {
+                first.wait().unwrap();
+                if leaves {
+                    group.leave();
+                }
+                return None;
+            }
+            let second = begin(&tensors[1]);
+            let failed = first.wait().and_then(|()| second.and_then(Work::wait)).err();
+            assert_eq!(begin(&tensors[0]).err(), failed, "nothing is begun any more");
+            assert_eq!(group.failure(), failed);
+            failed
+        });
+        assert!(started.elapsed() < Duration::from_secs(20), "nobody waited for the patience of a minute");
+        for rank in [0, 2] {
+            assert_eq!(failures[rank], Some(CollectiveError::PeerLost { rank: 1 }));
+        }
+    }
+}
+
+#[test]
+fn whoever_leaves_while_a_reduction_of_its_own_waits_for_another_rank_is_gone_at_once() {
+    for leaver in [0, 1] {
+        let has_left = Barrier::new(2);
+        let failures = with_ranks(3, |group| {
+            if group.rank() == 2 {
+                // It works on what comes before the reduction.
+                has_left.wait();
+                return group.all_reduce(&[&values(2, 50_000, DType::F32)], Reduction::Sum).err();
+            }
+            let work = group.begin_all_reduce(&values(0, 50_000, DType::F32), Reduction::Sum).unwrap();
+            if group.rank() == leaver {
+                // Long enough for its thread to wait for rank 2, or for rank 0 that does.
+                thread::sleep(Duration::from_millis(50));
+                let started = Instant::now();
+                group.leave();
+                assert!(started.elapsed() < Duration::from_secs(20), "far below the patience of a minute");
+                has_left.wait();
+            }
+            work.wait().err()
+        });
+        let lost = Some(CollectiveError::PeerLost { rank: leaver });
+        assert!(failures.iter().all(|failure| *failure == lost), "{failures:?}");
+    }
+}
+
+#[test]
 fn a_broadcast_gives_the_bits_of_rank_0() {
     let results = with_ranks(3, |group| {
         let tensor = values(group.rank(), 20_000, DType::F32);

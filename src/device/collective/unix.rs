@@ -4,23 +4,33 @@
 //! all. That is 2 · (world − 1) · bytes through one process: fine for the few ranks of a host's CPU, whose memory they
 //! share anyway, and simple enough to be right about who is lost. Devices have NCCL for their tensors.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use candle_core::Tensor;
 
 use super::host::{Exchange, Exchanged};
 use super::link::{Deadline, Link, Tag};
-use super::{Collective, CollectiveError, Reduction, Replica, meeting};
+use super::queue::Queue;
+use super::{Collective, CollectiveError, Reduction, Replica, Work, meeting};
 
 /// A rank's place in a group of one host.
 #[derive(Debug)]
 pub struct UnixGroup {
+    place: Arc<Place>,
+    /// What was begun and is not waited for yet.
+    begun: Queue,
+}
+
+/// What the thread that calls and the one that works beside it share.
+#[derive(Debug)]
+pub(super) struct Place {
     rank: usize,
     world: usize,
     wires: Mutex<Wires>,
     failure: Mutex<Option<CollectiveError>>,
+    has_left: Arc<AtomicBool>,
     patience_ms: AtomicU64,
 }
 
@@ -30,21 +40,33 @@ struct Wires {
     /// To the others in their order, or to rank 0.
     links: Vec<Link>,
     number: u64,
+    /// Whether the others were told that the group has ended.
+    has_told: bool,
 }
 
 impl UnixGroup {
     /// Meets the other ranks. Patience is that of the model's build until somebody sets another.
     pub fn meet(replica: &Replica) -> Result<Self, CollectiveError> {
         let links = meeting::links(replica)?;
-        let group = Self {
-            rank: replica.rank,
-            world: replica.world,
-            wires: Mutex::new(Wires { links, number: 0 }),
+        Ok(Self::new((replica.rank, replica.world), links, replica.build.saturating_add(replica.step)))
+    }
+
+    fn new((rank, world): (usize, usize), mut links: Vec<Link>, patience: Duration) -> Self {
+        let has_left = Arc::default();
+        for link in &mut links {
+            link.heed(&has_left);
+        }
+        let place = Arc::new(Place {
+            rank,
+            world,
+            wires: Mutex::new(Wires { links, number: 0, has_told: false }),
             failure: Mutex::new(None),
+            has_left,
             patience_ms: AtomicU64::new(0),
-        };
-        group.set_patience(replica.build.saturating_add(replica.step));
-        Ok(group)
+        });
+        let group = Self { begun: Queue::of(&place), place };
+        group.set_patience(patience);
+        group
     }
 
     /// Groups of ranks within one process, for tests: in rank order.
@@ -54,16 +76,39 @@ impl UnixGroup {
         let (of_first, of_others): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
         let first = of_first.into_iter().enumerate().map(|(index, stream)| Link::new(stream, index + 1)).collect();
         let others = of_others.into_iter().map(|stream| vec![Link::new(stream, 0)]);
-        let group = |(rank, links)| Self {
-            rank,
-            world,
-            wires: Mutex::new(Wires { links, number: 0 }),
-            failure: Mutex::new(None),
-            patience_ms: AtomicU64::new(60_000),
-        };
+        let group = |(rank, links)| Self::new((rank, world), links, Duration::from_secs(60));
         std::iter::once(first).chain(others).enumerate().map(group).collect()
     }
 
+    /// Runs an operation after those that were begun.
+    fn operation<T>(
+        &self,
+        run: impl FnOnce(&mut Wires, u64, Deadline) -> Result<T, CollectiveError>,
+    ) -> Result<T, CollectiveError> {
+        self.begun.settle();
+        self.place.operation(run)
+    }
+
+    /// What ended the connection to another rank while this one waited for something else, where something did. Not
+    /// while an operation is under way, which sees it by itself.
+    #[cfg(any(feature = "nccl", test))]
+    pub(in crate::device) fn notice_lost(&self) -> Option<CollectiveError> {
+        let mut wires = self.place.wires.try_lock().ok()?;
+        let rank = wires.links.iter().find_map(Link::lost)?;
+        Some(self.place.fail(CollectiveError::PeerLost { rank }, &mut wires))
+    }
+}
+
+impl Drop for UnixGroup {
+    fn drop(&mut self) {
+        // Nobody will wait for what is still under way, and the queue waits for its thread.
+        if self.begun.is_busy() {
+            self.leave();
+        }
+    }
+}
+
+impl Place {
     fn deadline(&self) -> Deadline {
         Deadline::after(Duration::from_millis(self.patience_ms.load(Ordering::Relaxed)))
     }
@@ -72,27 +117,56 @@ impl UnixGroup {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn wires(&self) -> MutexGuard<'_, Wires> {
+        self.wires.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Runs an operation, unless one has failed before; the first that fails is told to the others.
     fn operation<T>(
         &self,
         run: impl FnOnce(&mut Wires, u64, Deadline) -> Result<T, CollectiveError>,
     ) -> Result<T, CollectiveError> {
-        if let Some(failure) = self.failure() {
+        let mut wires = self.wires();
+        if let Some(failure) = self.failure_now().clone() {
             return Err(failure);
         }
-        let mut wires = self.wires.lock().unwrap_or_else(PoisonError::into_inner);
         wires.number += 1;
         let number = wires.number;
-        run(&mut wires, number, self.deadline()).inspect_err(|error| self.fail(error, &mut wires))
+        run(&mut wires, number, self.deadline()).map_err(|error| self.fail(error, &mut wires))
     }
 
-    fn fail(&self, error: &CollectiveError, wires: &mut Wires) {
-        self.failure_now().get_or_insert_with(|| error.clone());
-        // One that cannot go on for its own reasons is lost to the others.
-        let (lost, _) = error.lost_rank().unwrap_or((self.rank, None));
-        for link in wires.links.iter_mut().filter(|link| link.peer() != lost) {
-            link.tell_lost(lost);
+    /// Ends the group for the others too, and gives what ended it first.
+    fn fail(&self, error: CollectiveError, wires: &mut Wires) -> CollectiveError {
+        let first = self.failure_now().get_or_insert(error).clone();
+        if !std::mem::replace(&mut wires.has_told, true) {
+            // One that cannot go on for its own reasons is lost to the others.
+            let (lost, _) = first.lost_rank().unwrap_or((self.rank, None));
+            for link in wires.links.iter_mut().filter(|link| link.peer() != lost) {
+                link.tell_lost(lost);
+            }
         }
+        first
+    }
+
+    fn give_up(&self, error: CollectiveError) {
+        if self.failure_now().is_some() {
+            return;
+        }
+        let (lost, _) = error.lost_rank().unwrap_or((self.rank, None));
+        if lost == self.rank {
+            // What another thread waits for meanwhile would keep the wires. Where another rank is lost, it is in the news.
+            self.failure_now().get_or_insert_with(|| error.clone());
+            self.has_left.store(true, Ordering::Release);
+        }
+        self.fail(error, &mut self.wires());
+    }
+
+    pub(super) fn all_reduce(&self, tensors: &[&Tensor], reduction: Reduction) -> Result<(), CollectiveError> {
+        let factor = match reduction {
+            Reduction::Sum => 1.0,
+            Reduction::Mean => 1.0 / self.world as f64,
+        };
+        self.exchange(tensors, if self.rank == 0 { Way::Add { factor } } else { Way::Give })
     }
 
     /// Sends every tensor through the group.
@@ -111,32 +185,21 @@ impl UnixGroup {
             Ok(())
         })
     }
-
-    /// What ended the connection to another rank while this one waited for something else, where something did. Not
-    /// while an operation is under way, which sees it by itself.
-    #[cfg(any(feature = "nccl", test))]
-    pub(in crate::device) fn notice_lost(&self) -> Option<CollectiveError> {
-        let mut wires = self.wires.try_lock().ok()?;
-        let rank = wires.links.iter().find_map(Link::lost)?;
-        let error = CollectiveError::PeerLost { rank };
-        self.fail(&error, &mut wires);
-        Some(error)
-    }
 }
 
 impl Collective for UnixGroup {
     fn rank(&self) -> usize {
-        self.rank
+        self.place.rank
     }
 
     fn world(&self) -> usize {
-        self.world
+        self.place.world
     }
 
     fn gather(&self, word: u64) -> Result<Vec<u64>, CollectiveError> {
-        let rank = self.rank;
+        let rank = self.rank();
         self.operation(|wires, number, by| {
-            let mut words = vec![0_u8; 8 * self.world];
+            let mut words = vec![0_u8; 8 * self.world()];
             if let [own, others @ ..] = words.as_chunks_mut::<8>().0
                 && rank == 0
             {
@@ -156,30 +219,33 @@ impl Collective for UnixGroup {
     }
 
     fn all_reduce(&self, tensors: &[&Tensor], reduction: Reduction) -> Result<(), CollectiveError> {
-        let factor = match reduction {
-            Reduction::Sum => 1.0,
-            Reduction::Mean => 1.0 / self.world as f64,
-        };
-        self.exchange(tensors, if self.rank == 0 { Way::Add { factor } } else { Way::Give })
+        self.begun.settle();
+        self.place.all_reduce(tensors, reduction)
     }
 
-    fn broadcast(&self, tensors: &[&Tensor]) -> Result<(), CollectiveError> {
-        self.exchange(tensors, if self.rank == 0 { Way::Send } else { Way::Take })
-    }
-
-    fn set_patience(&self, patience: Duration) {
-        self.patience_ms.store(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    fn give_up(&self, error: CollectiveError) {
-        if self.failure().is_none() {
-            let mut wires = self.wires.lock().unwrap_or_else(PoisonError::into_inner);
-            self.fail(&error, &mut wires);
+    fn begin_all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<Box<dyn Work>, CollectiveError> {
+        match self.failure() {
+            Some(failure) => Err(failure),
+            None => Ok(self.begun.begin(tensor, reduction)),
         }
     }
 
+    fn broadcast(&self, tensors: &[&Tensor]) -> Result<(), CollectiveError> {
+        self.begun.settle();
+        self.place.exchange(tensors, if self.rank() == 0 { Way::Send } else { Way::Take })
+    }
+
+    fn set_patience(&self, patience: Duration) {
+        let milliseconds = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        self.place.patience_ms.store(milliseconds, Ordering::Relaxed);
+    }
+
+    fn give_up(&self, error: CollectiveError) {
+        self.place.give_up(error);
+    }
+
     fn failure(&self) -> Option<CollectiveError> {
-        self.failure_now().clone()
+        self.place.failure_now().clone()
     }
 }
 

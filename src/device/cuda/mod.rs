@@ -27,6 +27,7 @@ mod nccl;
 mod page_locked;
 pub mod pool;
 mod session;
+mod side_stream;
 mod staging;
 
 #[cfg(feature = "nccl")]

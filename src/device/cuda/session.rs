@@ -37,7 +37,7 @@ const SELF_CHECK_BYTES: usize = 3 * 1024 * 1024 + 7;
 /// It stays on its thread. candle launches everything on the calling thread's default stream, so a tensor made on
 /// another thread belongs to another stream; and cudarc's own bookkeeping of streams, which makes two events for every
 /// allocation, is off (see [`open`](Self::open)).
-/// [`staging`](super::staging) has a second stream and orders it against the first itself.
+/// What goes on beside it has a [stream of its own](super::side_stream), ordered against the first by whoever uses it.
 pub struct CudaSession {
     candle: Device,
     stream: Arc<CudaStream>,
@@ -64,9 +64,9 @@ impl CudaSession {
         let cuda = candle.as_cuda_device().map_err(|source| open_error(device, source))?;
         // SAFETY: cudarc's events order the uses of a slice across several streams. Here all work is launched, and
         // all tensors are made and dropped, on the training thread, whose default stream is the only one that cudarc
-        // knows: candle's device has no other, and the loader's threads hand over host memory only. The one stream
-        // beside it, for copies of batches, is made past cudarc and ordered by events of its own (`staging`). cudarc
-        // itself records no event either way until somebody asks its context for a second stream
+        // knows: candle's device has no other, and the loader's threads hand over host memory only. The streams
+        // beside it, for copies of batches and for exchanges between cards, are made past cudarc and ordered by events of
+        // their own (`side_stream`). cudarc itself records no event either way until somebody asks its context for a second stream
         // (`is_in_multi_stream_mode`), so nothing that held with tracking on is lost; what goes is the making and
         // destroying of two events for every tensor.
         unsafe { cuda.disable_event_tracking() };

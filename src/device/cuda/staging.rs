@@ -9,9 +9,8 @@
 //! 3. The copy, and an event behind it on the copy stream.
 //! 4. Candle's stream waits for that event when the batch is taken, or, where it never is, before it is freed.
 //!
-//! Nobody else orders them: cudarc's event tracking is off (see [`CudaSession`](super::CudaSession)), and the stream is
-//! made past cudarc, which would otherwise record an event for every kernel's argument as soon as there are two
-//! (`is_in_multi_stream_mode`). All of it happens on the training thread; only page-locking does not.
+//! Nobody else orders them (see [`side_stream`](super::side_stream)). All of it happens on the training thread; only
+//! page-locking does not.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -20,17 +19,17 @@ use std::sync::Arc;
 use candle_core::cuda_backend::{CudaStorage, WrapErr};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, DType, Result, Storage, Tensor};
-use cudarc::driver::sys::{self, CUevent_flags, CUevent_wait_flags};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 
 use super::page_locked::Locker;
+use super::side_stream::{Event, SideStream};
 use crate::device::staging::{HostField, HostMemory, PageLocked, PageLocker, Stager, Wait};
 
 /// Copies batches on a stream of its own.
 pub(super) struct CudaStager {
     candle: CudaDevice,
     compute: Arc<CudaStream>,
-    copies: CopyStream,
+    copies: SideStream,
     locker: Arc<Locker>,
     /// Batches that were not taken yet.
     staged: VecDeque<StagedBatch>,
@@ -44,7 +43,7 @@ impl CudaStager {
         Ok(Self {
             candle: candle.clone(),
             compute: candle.cuda_stream(),
-            copies: CopyStream::create(Arc::clone(context))?,
+            copies: SideStream::create(Arc::clone(context))?,
             locker: Arc::new(Locker::new(Arc::clone(context))),
             staged: VecDeque::new(),
             sources: VecDeque::new(),
@@ -66,10 +65,8 @@ impl CudaStager {
         fields: &[HostField],
         destinations: &[Destination],
     ) -> std::result::Result<Rc<Event>, DriverError> {
-        let allocated = Event::create(&self.copies.context)?;
-        allocated.record(self.compute.cu_stream())?;
-        allocated.hold_back(self.copies.handle)?;
-        let copied = Event::create(&self.copies.context)?;
+        self.copies.follow(&self.compute)?;
+        let copied = self.copies.event()?;
         let mut outcome = Ok(());
         for (field, destination) in fields.iter().zip(destinations) {
             outcome = outcome.and_then(|()| destination.fill_from(&field.memory, &self.compute, &self.copies));
@@ -79,7 +76,7 @@ impl CudaStager {
             self.copies.synchronize()?;
         }
         outcome?;
-        copied.record(self.copies.handle)?;
+        copied.record(self.copies.handle())?;
         Ok(Rc::new(copied))
     }
 }
@@ -181,7 +178,7 @@ impl Destination {
         &self,
         memory: &HostMemory,
         compute: &CudaStream,
-        copies: &CopyStream,
+        copies: &SideStream,
     ) -> std::result::Result<(), DriverError> {
         let (pointer, count) = match self {
             Self::U32(slice) => (slice.device_ptr(compute).0, slice.len()),
@@ -195,10 +192,10 @@ impl Destination {
         // copy.
         unsafe {
             match memory {
-                HostMemory::U32(values) => result::memcpy_htod_async(pointer, &values[..count], copies.handle),
-                HostMemory::F32(values) => result::memcpy_htod_async(pointer, &values[..count], copies.handle),
+                HostMemory::U32(values) => result::memcpy_htod_async(pointer, &values[..count], copies.handle()),
+                HostMemory::F32(values) => result::memcpy_htod_async(pointer, &values[..count], copies.handle()),
                 HostMemory::PageLocked(buffer) => {
-                    result::memcpy_htod_async(pointer, &buffer.words()[..count], copies.handle)
+                    result::memcpy_htod_async(pointer, &buffer.words()[..count], copies.handle())
                 }
             }
         }
@@ -210,84 +207,5 @@ impl Destination {
             Self::F32(slice) => CudaStorage::wrap_cuda_slice(slice, candle.clone()),
         };
         Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
-    }
-}
-
-/// The stream of the copies.
-struct CopyStream {
-    context: Arc<CudaContext>,
-    handle: sys::CUstream,
-}
-
-impl CopyStream {
-    fn create(context: Arc<CudaContext>) -> std::result::Result<Self, DriverError> {
-        // Non-blocking: the legacy default stream would be waited for otherwise.
-        let handle = result::stream::create(result::stream::StreamKind::NonBlocking)?;
-        Ok(Self { context, handle })
-    }
-
-    fn synchronize(&self) -> std::result::Result<(), DriverError> {
-        // SAFETY: the stream lives as long as this.
-        unsafe { result::stream::synchronize(self.handle) }
-    }
-}
-
-impl Drop for CopyStream {
-    fn drop(&mut self) {
-        // On a context that is beyond use nothing can be put right any more; the process has to go.
-        if self.context.bind_to_thread().is_err() || self.synchronize().is_err() {
-            return;
-        }
-        // SAFETY: made by `create`, and destroyed once.
-        let _ = unsafe { result::stream::destroy(self.handle) };
-    }
-}
-
-/// A point in a stream's work.
-struct Event {
-    context: Arc<CudaContext>,
-    handle: sys::CUevent,
-}
-
-impl Event {
-    fn create(context: &Arc<CudaContext>) -> std::result::Result<Self, DriverError> {
-        let handle = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
-        Ok(Self { context: Arc::clone(context), handle })
-    }
-
-    /// Puts the event behind what the stream was given so far.
-    fn record(&self, stream: sys::CUstream) -> std::result::Result<(), DriverError> {
-        // SAFETY: the event lives, and so does the stream: the stager holds both of its own.
-        unsafe { result::event::record(self.handle, stream) }
-    }
-
-    /// Lets the stream's further work wait for the event.
-    fn hold_back(&self, stream: sys::CUstream) -> std::result::Result<(), DriverError> {
-        // SAFETY: as above.
-        unsafe { result::stream::wait_event(stream, self.handle, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
-    }
-
-    /// Blocks until the event has come.
-    fn wait(&self) -> std::result::Result<(), DriverError> {
-        // SAFETY: the event lives.
-        unsafe { result::event::synchronize(self.handle) }
-    }
-
-    fn is_done(&self) -> std::result::Result<bool, DriverError> {
-        // SAFETY: the event lives.
-        match unsafe { result::event::query(self.handle) } {
-            Ok(()) => Ok(true),
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: made by `create`, and destroyed once. One that has not come yet is let go by the driver in time.
-            let _ = unsafe { result::event::destroy(self.handle) };
-        }
     }
 }

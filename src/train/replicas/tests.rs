@@ -11,6 +11,8 @@ use crate::model::{BuildContext, ModelSpec, Parameters, Registry};
 use crate::train::testing::PlainCpu;
 use crate::train::{BatchNorm, OptimizerKind, Precision, TrainSpec, Trainer};
 
+mod overlap;
+
 const SAMPLES: usize = 8;
 const SEED: u64 = 3;
 
@@ -117,7 +119,7 @@ fn the_mean_gradient_of_1_2_and_4_ranks_is_that_of_the_whole_batch() {
         trainer.step(&part(&case.batch(), rank * samples, samples), &mut PlainCpu::default()).unwrap();
         let mut gradients = std::mem::take(trainer.gradients_mut());
         if let Some(group) = group {
-            Replicas { group, micro_batches: 0 }.average(&mut gradients).unwrap();
+            Replicas { group, micro_batches: 0, overlap: Overlap::default() }.average(&mut gradients).unwrap();
         }
         all(gradients.sums_mut().values())
     };
@@ -172,19 +174,6 @@ fn losses_that_are_scaled_stay_in_step() {
     let case = Case { precision: Precision::MixedF16, ..Case::of("gpt") };
     let found = with_ranks(2, |group| train(&case, Some(group), 1));
     assert_eq!(found[0].1, found[1].1);
-}
-
-#[test]
-fn a_bucket_holds_gradients_of_one_type_up_to_its_size() {
-    let mut sums = BTreeMap::new();
-    let mebibytes = |count: usize, dtype| Tensor::zeros(count << 18, dtype, &Device::Cpu).unwrap();
-    for (name, count) in [("a", 12), ("b", 12), ("c", 2), ("d", 60), ("e", 1)] {
-        sums.insert(name.to_owned(), mebibytes(count, DType::F32));
-    }
-    assert_eq!(buckets(&sums), [vec!["a", "b"], vec!["c"], vec!["d"], vec!["e"]]);
-    sums.insert("b".to_owned(), mebibytes(1, DType::BF16));
-    assert_eq!(buckets(&sums), [vec!["a"], vec!["b"], vec!["c"], vec!["d"], vec!["e"]]);
-    assert!(buckets(&BTreeMap::new()).is_empty());
 }
 
 /// A model of two parameters, of which rank 1 may reach one alone.

@@ -49,6 +49,9 @@ pub(super) trait Training {
     /// See [`Trainer::step`].
     fn step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError>;
 
+    /// See [`Trainer::last_step`].
+    fn last_step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError>;
+
     /// See [`Trainer::update`].
     fn update(&mut self, session: &mut dyn DeviceSession) -> Result<Duration, StepError>;
 
@@ -78,6 +81,10 @@ pub(super) trait Training {
 impl Training for Trainer {
     fn step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
         Trainer::step(self, batch, session)
+    }
+
+    fn last_step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
+        Trainer::last_step(self, batch, session)
     }
 
     fn update(&mut self, session: &mut dyn DeviceSession) -> Result<Duration, StepError> {

@@ -188,6 +188,9 @@ impl Training for FakeTrainer {
         let loss = if self.script.no_number == step { f64::NAN } else { 1.0 / f64::from(self.steps) };
         Ok(MicroBatch { loss, forward, backward })
     }
+    fn last_step(&mut self, batch: &Batch, session: &mut dyn DeviceSession) -> Result<MicroBatch, StepError> {
+        self.step(batch, session)
+    }
     fn update(&mut self, session: &mut dyn DeviceSession) -> Result<Duration, StepError> {
         self.updates += 1;
         std::thread::sleep(self.script.uneven * (self.updates % 2));

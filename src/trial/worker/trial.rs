@@ -174,12 +174,16 @@ impl Trial<'_> {
         let started = Instant::now();
         self.session.begin_step(self.finished);
         let Fed { batch, data_wait, load } = self.next_batch(feed)?;
-        let result = training.step(&batch, &mut self.session);
+        let is_update = (self.finished as usize + 1).is_multiple_of(self.spec.accumulation());
+        let result = if is_update {
+            training.last_step(&batch, &mut self.session)
+        } else {
+            training.step(&batch, &mut self.session)
+        };
         let micro_batch = self.judge(result)?;
         if !micro_batch.loss.is_finite() {
             return Err(Halt::Ended(Outcome::Diverged { step: self.finished }));
         }
-        let is_update = (self.finished as usize + 1).is_multiple_of(self.spec.accumulation());
         let mut optimizer = Duration::ZERO;
         if is_update {
             let result = training.update(&mut self.session);

@@ -176,8 +176,8 @@ impl Library {
             Reduction::Mean => MEAN,
         };
         let (pointer, kind) = (data.pointer as *mut c_void, kind_of(data.dtype)?);
-        // SAFETY: the values live on the communicator's device until the stream, on which they are freed too, is past
-        // this; nobody else uses them meanwhile. A handle that another thread aborts is one that NCCL fails for.
+        // SAFETY: the values live on the communicator's device until the stream is past this: they are freed on it, or on
+        // one that waits for it (`exchange`); nobody else uses them meanwhile. A handle that another thread aborts is one that NCCL fails for.
         let code =
             unsafe { (self.all_reduce)(pointer.cast_const(), pointer, data.count, kind, operation, handle, stream) };
         self.check("reduce", code)

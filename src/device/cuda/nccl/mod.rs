@@ -1,7 +1,8 @@
 //! Replicas on CUDA devices: tensors through NCCL, everything else through the sockets of the same group.
 //!
 //! NCCL (`nccl.h`, NVIDIA's collectives) works on candle's own stream, so an exchange comes after the kernels that made
-//! the tensor and before those that use it, and nobody waits on the host. What NCCL cannot do is to lose a rank: a kernel
+//! the tensor and before those that use it, and nobody waits on the host. One that is begun to be waited for later goes on
+//! [beside it](exchange), on a stream of its own. What NCCL cannot do is to lose a rank: a kernel
 //! whose peer is gone spins for ever. So a thread watches the sockets, which the kernel of the operating system closes
 //! when a process ends, and NCCL's own asynchronous errors; on either it aborts the communicator (`ncclCommAbort`, the
 //! one call that may be made while another thread is inside of NCCL). The spinning kernel then ends, the phase does, and
@@ -21,9 +22,11 @@ use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Te
 use cudarc::driver::{CudaStream, DevicePtrMut};
 use half::{bf16, f16};
 
+use self::exchange::Exchanges;
 use self::library::{Library, UNIQUE_ID_BYTES, UniqueId};
-use crate::device::collective::{Collective, CollectiveError, Reduction, Replica, UnixGroup};
+use crate::device::collective::{Collective, CollectiveError, Reduction, Replica, UnixGroup, Work};
 
+mod exchange;
 mod library;
 
 /// Between two looks of the watch.
@@ -36,6 +39,8 @@ pub struct NcclGroup {
     communicator: Arc<Communicator>,
     stream: Arc<CudaStream>,
     watch: Option<Watch>,
+    /// Waits for its stream where it is dropped: after the communicator's end, which ends what is on it.
+    exchanges: Exchanges,
 }
 
 impl NcclGroup {
@@ -45,10 +50,11 @@ impl NcclGroup {
         let library = Library::get()?;
         let unusable = |reason: String| CollectiveError::Library { operation: "use the device", reason };
         let stream = device.as_cuda_device().map_err(|error| unusable(error.to_string()))?.cuda_stream();
-        let control = UnixGroup::meet(replica)?;
-        let id = shared_id(library, &control)?;
         // NCCL takes the device whose context is the thread's.
         stream.context().bind_to_thread().map_err(|error| unusable(error.to_string()))?;
+        let exchanges = Exchanges::beside(&stream).map_err(|error| unusable(error.to_string()))?;
+        let control = UnixGroup::meet(replica)?;
+        let id = shared_id(library, &control)?;
         let communicator = library.communicator(replica.world, replica.rank, id).inspect_err(|error| {
             control.give_up(error.clone());
         })?;
@@ -56,25 +62,29 @@ impl NcclGroup {
         let control = Arc::new(control);
         let watch = Watch::start(Arc::clone(&control), Arc::clone(&communicator));
         control.barrier()?;
-        Ok(Self { control, communicator, stream, watch })
+        Ok(Self { control, communicator, stream, watch, exchanges })
     }
 
-    /// Runs an operation on every tensor, as one of NCCL's groups.
+    /// Runs an operation on every tensor, as one of NCCL's groups, on candle's stream: after those that were begun.
     fn on_each(&self, tensors: &[&Tensor], kind: Kind) -> Result<(), CollectiveError> {
         if let Some(failure) = self.control.failure() {
             return Err(failure);
         }
-        let library = self.communicator.library;
-        library
-            .group(|| {
-                let operation = Operation { group: self, kind };
-                tensors.iter().try_for_each(|tensor| tensor.inplace_op1(&operation))
-            })
-            .map_err(|error| {
-                self.control.give_up(error.clone());
-                // Where the watch has ended the group meanwhile, that is why.
-                self.control.failure().unwrap_or(error)
-            })
+        self.exchanges.hold_back(&self.stream).map_err(|error| self.broken(error))?;
+        let on = self.stream.cu_stream().cast::<c_void>();
+        self.submit(&Operation { group: self, kind, on }, tensors).map_err(|error| self.broken(error))
+    }
+
+    /// Gives an operation on every tensor to its stream.
+    fn submit(&self, operation: &Operation<'_>, tensors: &[&Tensor]) -> Result<(), CollectiveError> {
+        let each = || tensors.iter().try_for_each(|tensor| tensor.inplace_op1(operation));
+        self.communicator.library.group(each)
+    }
+
+    /// Ends the group for the others too, and gives what ended it: where that was the watch, meanwhile, it is why this failed.
+    fn broken(&self, error: CollectiveError) -> CollectiveError {
+        self.control.give_up(error.clone());
+        self.control.failure().unwrap_or(error)
     }
 }
 
@@ -103,6 +113,15 @@ impl Collective for NcclGroup {
 
     fn all_reduce(&self, tensors: &[&Tensor], reduction: Reduction) -> Result<(), CollectiveError> {
         self.on_each(tensors, Kind::Reduce(reduction))
+    }
+
+    fn begin_all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<Box<dyn Work>, CollectiveError> {
+        if let Some(failure) = self.control.failure() {
+            return Err(failure);
+        }
+        let submit = |on| self.submit(&Operation { group: self, kind: Kind::Reduce(reduction), on }, &[tensor]);
+        let begun = self.exchanges.begin((&self.stream, tensor), submit, || self.communicator.abort());
+        Ok(Box::new(begun.map_err(|error| self.broken(error))?))
     }
 
     fn broadcast(&self, tensors: &[&Tensor]) -> Result<(), CollectiveError> {
@@ -202,17 +221,18 @@ enum Kind {
 struct Operation<'a> {
     group: &'a NcclGroup,
     kind: Kind,
+    /// The stream that it is given to.
+    on: *mut c_void,
 }
 
 impl Operation<'_> {
     fn run(&self, pointer: u64, count: usize, dtype: DType) -> candle_core::Result<()> {
         let Some(handle) = self.group.communicator.handle() else { bail!("the communicator was aborted") };
         let library = self.group.communicator.library;
-        let stream = self.group.stream.cu_stream().cast::<c_void>();
         let data = library::Data { pointer, count, dtype };
         let done = match self.kind {
-            Kind::Reduce(reduction) => library.all_reduce(handle, data, reduction, stream),
-            Kind::Broadcast => library.broadcast(handle, data, stream),
+            Kind::Reduce(reduction) => library.all_reduce(handle, data, reduction, self.on),
+            Kind::Broadcast => library.broadcast(handle, data, self.on),
         };
         done.map_err(candle_core::Error::wrap)
     }
