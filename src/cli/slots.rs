@@ -11,7 +11,7 @@ use crate::config::plan::{DevicesPlan, Subject};
 use crate::device::{DeviceChoice, facts, visible};
 use crate::error::Error;
 use crate::memory::LimitSpec;
-use crate::search::driver::{Host, Slot, Slots};
+use crate::search::driver::{Slot, Slots};
 use crate::trial::command::{CommandConfig, CommandExecutor};
 use crate::trial::launcher::{Launcher, LauncherSpec, Setting, Starter, Surroundings};
 use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
@@ -43,7 +43,6 @@ pub(super) fn slots(plan: &Plan, folder: &Path, interrupt: &Interrupt) -> Result
     let slot = |(name, device)| Ok(Slot { name, executor: executor(&common, device)? });
     Ok(Slots {
         slots: names(plan, &devices).into_iter().zip(devices).map(slot).collect::<Result<_, Error>>()?,
-        host: if plan.launcher.is_some() { Host::Divided } else { Host::Shared },
         halt: common.interrupt.clone(),
     })
 }

@@ -36,7 +36,7 @@ mod turns;
 mod whole_run;
 
 use crew::Crew;
-pub use crew::{Host, Slot, Slots};
+pub use crew::{Slot, Slots};
 use turns::{Origin, Waiting};
 
 /// Rounds of the loader alone that are measured at least.

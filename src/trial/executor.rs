@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use super::launcher::Place;
 use super::outcome::{StepTimes, TrialRecord};
 use super::spec::TrialSpec;
 use crate::device::DeviceFacts;
@@ -19,6 +20,11 @@ pub trait Executor {
     /// Runs a trial to its end. Whatever happens to the worker is an [`Outcome`](super::Outcome) of the record, not
     /// an error; an error means that no trial can be run at all.
     fn run(&mut self, spec: &TrialSpec, observe: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError>;
+
+    /// Where the workers of a trial run, one place each, as it was last: a launcher may move them.
+    fn places(&self) -> Vec<Place> {
+        vec![Place::here()]
+    }
 }
 
 impl<E: Executor + ?Sized> Executor for &mut E {
@@ -28,6 +34,10 @@ impl<E: Executor + ?Sized> Executor for &mut E {
 
     fn run(&mut self, spec: &TrialSpec, observe: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError> {
         (**self).run(spec, observe)
+    }
+
+    fn places(&self) -> Vec<Place> {
+        (**self).places()
     }
 }
 

@@ -15,6 +15,7 @@ mod cluster;
 mod faults;
 #[path = "../workers/scripted.rs"]
 mod scripted;
+mod side_by_side;
 mod stage;
 mod studies;
 #[path = "../workers/toy.rs"]
@@ -42,6 +43,8 @@ const TESTS: &[Test] = tests![
     studies::a_study_runs_through_srun_and_records_where,
     studies::a_study_inside_an_allocation_runs_as_its_steps,
     studies::a_tuner_that_is_killed_leaves_no_job,
+    side_by_side::two_workers_run_in_two_jobs_at_once_and_try_what_one_tries,
+    side_by_side::a_job_that_is_cancelled_ends_its_trial_and_no_other,
 ];
 
 fn main() -> ExitCode {

@@ -25,29 +25,29 @@ budget: {time: 4m, trials: 20}
 ";
 
 /// The launcher, as a configuration writes it: the shorthand asks for no card where none is trained on.
-const LAUNCHER: &str = "\
+pub(crate) const LAUNCHER: &str = "\
 launcher: {command: [srun, --ntasks=1, \"--gres=gpu:1\", \"--job-name={trial}\"], workers: 2, start_timeout: 1m, \
 cancel: [scancel, --quiet, \"{SLURM_JOB_ID}\"]}
 ";
 
-fn write_config(folder: &Path, launcher: &str) {
+pub(crate) fn write_config(folder: &Path, launcher: &str) {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/text");
     let text = CONFIG.replace("EXAMPLES", &examples.display().to_string());
     std::fs::write(folder.join("model.yaml"), text + launcher).unwrap();
 }
 
-fn tune(folder: &Path) -> Command {
+pub(crate) fn tune(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tune"));
     command.current_dir(folder).args(["--config", "model.yaml"]).stdin(Stdio::null());
     command
 }
 
-fn records(folder: &Path) -> Vec<TrialRecord> {
+pub(crate) fn records(folder: &Path) -> Vec<TrialRecord> {
     let contents = journal::read(&folder.join(".tune/quickstart").join(FILE_NAME)).unwrap();
     contents.finished().map(|(record, _)| record.clone()).collect()
 }
 
-fn assert_safe(folder: &Path, output: &Output) {
+pub(crate) fn assert_safe(folder: &Path, output: &Output) {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let recommendation = Recommendation::read(&folder.join("recommendation.yaml")).unwrap();
     assert_eq!(recommendation.status.name(), "safe");

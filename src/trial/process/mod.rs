@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use super::executor::{Executor, ExecutorError, Observation};
 use super::exit_status::{DONE, LEASE_EXPIRED};
+use super::launcher::Place;
 use super::outcome::{Outcome, TrialRecord};
 use super::protocol::ToWorker;
 use super::spec::{TrialSpec, checkpoint_path};
@@ -79,6 +80,8 @@ pub struct ProcessExecutor {
     config: ProcessConfig,
     worker: Option<Worker>,
     facts: Option<DeviceFacts>,
+    /// Where the last worker ran.
+    place: Place,
     /// The place of its worker among replicas.
     replica: Option<Replica>,
     /// Whom the worker of the last trial lost.
@@ -90,7 +93,7 @@ pub struct ProcessExecutor {
 impl ProcessExecutor {
     /// An executor without a worker; [`start`](Executor::start) brings one up.
     pub fn new(config: ProcessConfig) -> Self {
-        Self { config, worker: None, facts: None, replica: None, lost_peer: None, started: 0 }
+        Self { config, worker: None, facts: None, place: Place::default(), replica: None, lost_peer: None, started: 0 }
     }
 
     /// The same for one of several replicas. It starts one worker and no other: a group is not mended, so a trial whose
@@ -239,6 +242,10 @@ impl Executor for ProcessExecutor {
         record.outcome = outcome;
         record.seconds = started.elapsed().as_secs_f64();
         Ok(record.canonical())
+    }
+
+    fn places(&self) -> Vec<Place> {
+        vec![self.place.clone()]
     }
 }
 

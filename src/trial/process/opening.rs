@@ -47,6 +47,7 @@ impl ProcessExecutor {
         match self.await_opening(&mut worker) {
             Ok(facts) => {
                 worker.facts = Some(WorkerFacts::new(&worker.identity.place, &facts));
+                self.place = worker.identity.place.clone();
                 // The first device's figures hold for the study; C above all must not change between trials.
                 self.facts.get_or_insert(facts);
                 Ok(worker)
