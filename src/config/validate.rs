@@ -3,7 +3,7 @@
 //! The other stages look at the file alone; this one asks the rooms that will use it, and puts their answers to the
 //! place in the file that they are about.
 
-use super::plan::{Plan, Subject};
+use super::plan::{DevicesPlan, Plan, Subject};
 use super::{ConfigError, Loaded};
 use crate::data::{self, DataError};
 use crate::model::{ModelError, Registry, Weights};
@@ -11,6 +11,7 @@ use crate::search::{Space, length_probes};
 use crate::text::with_causes;
 use crate::trial::command::{CommandSpec, Placeholder};
 use crate::trial::launcher::LauncherSpec;
+use crate::units::plural;
 
 impl Loaded {
     /// Refuses a plan whose model or data this binary cannot build.
@@ -69,7 +70,8 @@ impl Loaded {
         ];
         let of_launcher = self.plan.launcher.as_ref().and_then(launcher_note);
         let of_target = near_targets_note(&self.plan.target, &space);
-        of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_launcher).collect()
+        let of_devices = [of_launcher, idle_note(&self.plan)];
+        of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_devices.into_iter().flatten()).collect()
     }
 }
 
@@ -80,6 +82,28 @@ fn launcher_note(launcher: &LauncherSpec) -> Option<String> {
          add `\"--job-name={trial}\"`)"
             .to_owned()
     })
+}
+
+/// What is left over when every trial takes as many as there are replicas.
+fn idle_note(plan: &Plan) -> Option<String> {
+    let replicas = plan.target.replicas.max(1);
+    let (count, what) = match (&plan.launcher, &plan.devices) {
+        (Some(launcher), _) if launcher.workers > 1 => (launcher.workers, "worker"),
+        (None, DevicesPlan::Listed(devices)) => (devices.len(), "device"),
+        _ => return None,
+    };
+    let (all, one) = (plural(count, what), plural(replicas, what));
+    match count % replicas {
+        0 => None,
+        _ if count < replicas => {
+            Some(format!("one trial runs at a time: it takes {one} (`target.replicas`), more than {all}"))
+        }
+        idle => Some(format!("of {all} {} nothing: a trial takes {one} (`target.replicas`)", runs(idle))),
+    }
+}
+
+fn runs(count: usize) -> String {
+    if count == 1 { "1 runs".to_owned() } else { format!("{count} run") }
 }
 
 /// A program that is not told a length cannot be probed at one.

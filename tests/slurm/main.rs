@@ -13,6 +13,7 @@ use std::time::Instant;
 
 mod cluster;
 mod faults;
+mod replicas;
 #[path = "../workers/scripted.rs"]
 mod scripted;
 mod side_by_side;
@@ -45,6 +46,9 @@ const TESTS: &[Test] = tests![
     studies::a_tuner_that_is_killed_leaves_no_job,
     side_by_side::two_workers_run_in_two_jobs_at_once_and_try_what_one_tries,
     side_by_side::a_job_that_is_cancelled_ends_its_trial_and_no_other,
+    replicas::a_study_of_two_replicas_runs_each_trial_in_two_jobs,
+    replicas::a_rank_whose_job_is_cancelled_ends_the_trial_of_all,
+    replicas::a_rank_that_never_begins_takes_the_others_jobs_back,
 ];
 
 fn main() -> ExitCode {

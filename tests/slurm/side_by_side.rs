@@ -1,15 +1,14 @@
 //! Studies whose trials run in several jobs at once.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use batchtune::trial::{Outcome, TrialRecord};
 use serde_json::Value;
 
 use crate::cluster;
-use crate::studies::{LAUNCHER, assert_safe, records, tune, write_config};
+use crate::studies::{assert_safe, follow, records};
 
 /// What is going on in a study, as its events tell.
 #[derive(Default)]
@@ -45,16 +44,11 @@ impl Watched {
 
 /// Runs a grid in the folder, and looks at each of its events with what is known by then.
 fn grid(folder: &Path, settings: &[&str], mut look: impl FnMut(&Value, &mut Watched)) -> Watched {
-    write_config(folder, LAUNCHER);
-    let mut command = tune(folder);
-    command.args(["--json", "--strategy", "grid"]);
-    command.args(settings.iter().flat_map(|setting| ["--set", setting]));
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut watched = Watched::default();
-    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
-        look(&serde_json::from_str(&line.unwrap()).unwrap(), &mut watched);
-    }
-    assert_safe(folder, &child.wait_with_output().unwrap());
+    let settings = settings.iter().flat_map(|setting| ["--set", setting]);
+    let arguments: Vec<&str> = ["--strategy", "grid"].into_iter().chain(settings).collect();
+    let output = follow(folder, &arguments, |event| look(event, &mut watched));
+    assert_safe(folder, &output);
     watched
 }
 
@@ -88,7 +82,7 @@ pub(crate) fn a_job_that_is_cancelled_ends_its_trial_and_no_other() {
     }
     let folder = tempfile::tempdir().unwrap();
     let mut cancelled: Option<String> = None;
-    let settings = ["launcher.workers=2", "target.batch_size=12", "trial.steps=40"];
+    let settings = ["launcher.workers=2", "target.batch_size=8", "trial.steps=20"];
     grid(folder.path(), &settings, |event, watched| {
         let Some(worker) = watched.see(event, 3) else { return };
         // In the middle of a trial that is not the worker's first, while the other is in one too.

@@ -1,5 +1,6 @@
 //! Whole studies of the program that ships.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use batchtune::report::Recommendation;
 use batchtune::trial::TrialRecord;
 use batchtune::trial::journal::{self, FILE_NAME};
+use serde_json::Value;
 
 use crate::cluster;
 
@@ -25,18 +27,18 @@ budget: {time: 4m, trials: 20}
 ";
 
 /// The launcher, as a configuration writes it: the shorthand asks for no card where none is trained on.
-pub(crate) const LAUNCHER: &str = "\
+const LAUNCHER: &str = "\
 launcher: {command: [srun, --ntasks=1, \"--gres=gpu:1\", \"--job-name={trial}\"], workers: 2, start_timeout: 1m, \
 cancel: [scancel, --quiet, \"{SLURM_JOB_ID}\"]}
 ";
 
-pub(crate) fn write_config(folder: &Path, launcher: &str) {
+fn write_config(folder: &Path, launcher: &str) {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/text");
     let text = CONFIG.replace("EXAMPLES", &examples.display().to_string());
     std::fs::write(folder.join("model.yaml"), text + launcher).unwrap();
 }
 
-pub(crate) fn tune(folder: &Path) -> Command {
+fn tune(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tune"));
     command.current_dir(folder).args(["--config", "model.yaml"]).stdin(Stdio::null());
     command
@@ -87,6 +89,17 @@ pub(crate) fn a_study_inside_an_allocation_runs_as_its_steps() {
     jobs.dedup();
     assert_eq!(jobs.len(), 1, "all trials ran in the one job");
     cluster::assert_nothing_is_left();
+}
+
+/// Runs a study in the folder with settings of its own, and looks at each of its events as it comes.
+pub(crate) fn follow(folder: &Path, arguments: &[&str], mut look: impl FnMut(&Value)) -> Output {
+    write_config(folder, LAUNCHER);
+    let mut child =
+        tune(folder).arg("--json").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        look(&serde_json::from_str(&line.unwrap()).unwrap());
+    }
+    child.wait_with_output().unwrap()
 }
 
 /// Waits until a study's first trial has ended.

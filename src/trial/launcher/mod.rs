@@ -52,7 +52,7 @@ pub const LAUNCHER_FAILED: i32 = 201;
 pub struct LauncherSpec {
     /// What stands before the worker's program.
     pub command: LauncherCommand,
-    /// Workers at a time.
+    /// Workers at a time, of which a trial takes as many as it has replicas.
     pub workers: usize,
     /// The longest wait for a worker's first word: in a queue, most of the time.
     pub start_timeout: Duration,

@@ -10,6 +10,7 @@
 
 use super::{Crew, Station};
 use crate::trial::TrialSpec;
+use crate::trial::launcher::Place;
 
 impl Crew {
     /// The device that a trial may begin on now.
@@ -35,10 +36,18 @@ impl Crew {
         free.filter(|(index, _)| self.facts(*index).is_some())
     }
 
+    /// Processors for each worker of a trial at a device: those of one machine share them.
+    pub(in crate::search::driver) fn cpus_of_worker(&self, index: usize) -> usize {
+        let Some(station) = self.stations.get(index) else { return 1 };
+        let sharers = |place: &Place| station.places.iter().filter(|other| place.competes_with(other)).count();
+        let most = station.places.iter().map(sharers).max().unwrap_or(1);
+        (station.cpus() / most.max(1)).max(1)
+    }
+
     /// Whether there is a processor for each thread of a trial at a device, beside those that run. Who runs alone has
     /// what there is.
     fn has_processors_for(&self, spec: &TrialSpec, station: &Station) -> bool {
-        let cpus = station.facts.as_ref().map_or(1, |facts| facts.cpus);
+        let cpus = station.cpus();
         station.places.iter().all(|place| {
             let threads_of = |spec: &TrialSpec, station: &Station| {
                 spec.threads().saturating_mul(station.places.iter().filter(|other| place.competes_with(other)).count())
@@ -48,6 +57,12 @@ impl Crew {
             let busy = running.fold(0, usize::saturating_add);
             busy == 0 || busy.saturating_add(threads_of(spec, station)) <= cpus
         })
+    }
+}
+
+impl Station {
+    fn cpus(&self) -> usize {
+        self.facts.as_ref().map_or(1, |facts| facts.cpus)
     }
 }
 
@@ -61,7 +76,6 @@ mod tests {
     use crate::search::Space;
     use crate::search::scripted::{facts, plan};
     use crate::search::space::{LoaderSetting, Pair};
-    use crate::trial::launcher::Place;
     use crate::trial::{Interrupt, Purpose, TrialId};
 
     fn at(machine: &str, processors: &str) -> Place {
@@ -112,6 +126,8 @@ mod tests {
         let group = [at("a", "0-3"), at("a", "0-3")];
         assert_eq!(side_by_side(crew(7, &[&group, &group])), 1, "each trial has four threads");
         assert_eq!(side_by_side(crew(8, &[&group, &group])), 2);
+        let bound = [at("a", "0-3"), at("a", "4-7")];
+        assert_eq!([&group, &bound].map(|group| crew(4, &[group]).cpus_of_worker(0)), [2, 4]);
     }
 
     #[test]
