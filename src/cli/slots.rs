@@ -16,7 +16,7 @@ use crate::search::driver::{Slot, Slots};
 use crate::trial::command::{CommandConfig, CommandExecutor};
 use crate::trial::launcher::{Launcher, LauncherSpec, Setting, Starter, Surroundings};
 use crate::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
-use crate::trial::replicas::ReplicaExecutor;
+use crate::trial::replicas::{Gathering, ReplicaExecutor};
 use crate::trial::{Executor, Interrupt};
 use crate::units::{Bytes, Fraction};
 
@@ -25,6 +25,7 @@ struct Common<'a> {
     plan: &'a Plan,
     scratch: PathBuf,
     limit: LimitSpec,
+    gathering: Gathering,
     interrupt: Interrupt,
     deadline: Option<Instant>,
 }
@@ -38,6 +39,7 @@ pub(super) fn slots(plan: &Plan, folder: &Path, interrupt: &Interrupt) -> Result
             .canonicalize()
             .map_err(|source| Error::Io { action: "cannot find the study directory", source })?,
         limit: limit(plan, &groups),
+        gathering: Gathering::default(),
         interrupt: interrupt.child(),
         deadline: Instant::now().checked_add(plan.budget.time),
     };
@@ -113,7 +115,7 @@ fn limit(plan: &Plan, groups: &[Vec<DeviceChoice>]) -> LimitSpec {
 }
 
 fn executor(common: &Common<'_>, group: Vec<DeviceChoice>) -> Result<Box<dyn Executor + Send>, Error> {
-    let Common { plan, scratch, limit, interrupt, deadline } = common;
+    let Common { plan, scratch, limit, gathering, interrupt, deadline } = common;
     let device = group.first().copied().unwrap_or(plan.device);
     let patience = Patience::with_step_timeout(plan.trial.timeout);
     // The worker of a launcher is in a control group of another machine.
@@ -158,6 +160,7 @@ fn executor(common: &Common<'_>, group: Vec<DeviceChoice>) -> Result<Box<dyn Exe
     };
     Ok(match group.len() {
         0 | 1 => Box::new(ProcessExecutor::new(config)),
+        _ if plan.launcher.is_some() => Box::new(ReplicaExecutor::new(config, group).in_turn(gathering.clone())),
         _ => Box::new(ReplicaExecutor::new(config, group)),
     })
 }

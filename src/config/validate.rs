@@ -84,7 +84,7 @@ fn launcher_note(launcher: &LauncherSpec) -> Option<String> {
     })
 }
 
-/// What is left over when every trial takes as many as there are replicas.
+/// What is left over where every trial takes as many as there are replicas.
 fn idle_note(plan: &Plan) -> Option<String> {
     let replicas = plan.target.replicas.max(1);
     let (count, what) = match (&plan.launcher, &plan.devices) {
@@ -92,18 +92,12 @@ fn idle_note(plan: &Plan) -> Option<String> {
         (None, DevicesPlan::Listed(devices)) => (devices.len(), "device"),
         _ => return None,
     };
-    let (all, one) = (plural(count, what), plural(replicas, what));
-    match count % replicas {
-        0 => None,
-        _ if count < replicas => {
-            Some(format!("one trial runs at a time: it takes {one} (`target.replicas`), more than {all}"))
-        }
-        idle => Some(format!("of {all} {} nothing: a trial takes {one} (`target.replicas`)", runs(idle))),
-    }
-}
-
-fn runs(count: usize) -> String {
-    if count == 1 { "1 runs".to_owned() } else { format!("{count} run") }
+    let (all, idle) = (plural(count, what), count % replicas);
+    let run = if idle == 1 { "runs" } else { "run" };
+    (idle > 0).then(|| match count / replicas {
+        0 => format!("a trial takes {replicas} {what}s (`target.replicas`), more than {all}: one runs at a time"),
+        _ => format!("{idle} of {all} {run} nothing: a trial takes {replicas} (`target.replicas`)"),
+    })
 }
 
 /// A program that is not told a length cannot be probed at one.
@@ -201,6 +195,22 @@ mod tests {
         let loaded = load(&format!("{model}target: {{batch_size: 8}}\n"));
         let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
         assert!(message.starts_with("model.yaml:4:12: model.weights: cannot read"), "{message}");
+    }
+
+    #[test]
+    fn what_is_left_over_by_groups_of_replicas_gets_a_note() {
+        let notes = |replicas: usize, rest: &str| {
+            let model = "model: {family: gpt, preset: nano}\n";
+            load(&format!("{model}target: {{batch_size: 64, replicas: {replicas}, tolerance: 50%}}\n{rest}\n")).notes()
+        };
+        let three = "devices: [cpu, cpu, cpu]";
+        assert_eq!(notes(2, three), ["1 of 3 devices runs nothing: a trial takes 2 (`target.replicas`)"]);
+        assert_eq!([notes(3, three), notes(1, three), notes(2, "device: cpu")].concat(), [""; 0]);
+        let workers = |workers: usize| format!("launcher: {{command: [ssh, node7], workers: {workers}}}");
+        assert_eq!(notes(4, &workers(6)), ["2 of 6 workers run nothing: a trial takes 4 (`target.replicas`)"]);
+        let few = "a trial takes 4 workers (`target.replicas`), more than 3 workers: one runs at a time";
+        assert_eq!(notes(4, &workers(3)), [few]);
+        assert_eq!(notes(4, &workers(1)), [""; 0]);
     }
 
     #[test]

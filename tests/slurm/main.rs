@@ -49,6 +49,8 @@ const TESTS: &[Test] = tests![
     replicas::a_study_of_two_replicas_runs_each_trial_in_two_jobs,
     replicas::a_rank_whose_job_is_cancelled_ends_the_trial_of_all,
     replicas::a_rank_that_never_begins_takes_the_others_jobs_back,
+    replicas::of_two_groups_on_the_cards_of_one_the_first_has_them_all,
+    replicas::a_group_inside_an_allocation_is_two_steps_of_it,
 ];
 
 fn main() -> ExitCode {

@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 
 use crate::cluster;
 use crate::faults::await_that;
-use crate::studies::{assert_safe, follow, records};
+use crate::studies::{assert_safe, follow, in_an_allocation, records};
 
 /// Whether an event is the end of the third step of a trial after the first.
 fn is_in_a_later_trial(event: &serde_json::Value, ended: &mut usize) -> bool {
@@ -59,6 +59,29 @@ pub(crate) fn a_rank_whose_job_is_cancelled_ends_the_trial_of_all() {
     assert_eq!(lost.rank, Some(usize::from(job_of(lost) != jobs[1])));
     let after: Vec<_> = others.iter().filter(|record| record.spec.id > lost.spec.id).collect();
     assert!(!after.is_empty() && after.iter().all(|record| !jobs.contains(&job_of(record))), "a new group goes on");
+    cluster::assert_no_worker_is_left();
+}
+
+pub(crate) fn of_two_groups_on_the_cards_of_one_the_first_has_them_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ["target.replicas=2", "launcher.workers=4", "launcher.start_timeout=3s"];
+    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let mut warnings = Vec::new();
+    let output = follow(folder.path(), &arguments, |event| {
+        warnings.extend(event["text"].as_str().filter(|_| event["event"] == "warning").map(str::to_owned));
+    });
+    assert_safe(folder.path(), &output);
+    let unused = |warning: &&String| warning.contains("is not used: `srun` started no worker within 3 s");
+    assert_eq!(warnings.iter().filter(unused).count(), 1, "{warnings:?}");
+    cluster::assert_no_worker_is_left();
+}
+
+pub(crate) fn a_group_inside_an_allocation_is_two_steps_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = in_an_allocation(folder.path(), &["--nodes=2"], &["--set", "target.replicas=2"]);
+    assert_safe(folder.path(), &output);
+    let places: Vec<_> = records(folder.path()).into_iter().map(|record| record.worker.unwrap()).collect();
+    assert!(places.iter().all(|place| place.slurm_job_id == places[0].slurm_job_id), "{places:?}");
     cluster::assert_no_worker_is_left();
 }
 

@@ -72,17 +72,24 @@ pub(crate) fn a_study_runs_through_srun_and_records_where() {
     }
 }
 
-pub(crate) fn a_study_inside_an_allocation_runs_as_its_steps() {
-    let folder = tempfile::tempdir().unwrap();
-    write_config(folder.path(), "launcher: slurm\n");
-    let output = Command::new("salloc")
-        .args(["--quiet", "--ntasks=1", "--gres=gpu:1", "--chdir"])
-        .arg(folder.path())
+/// Runs a study in the folder inside an allocation of Slurm's.
+pub(crate) fn in_an_allocation(folder: &Path, request: &[&str], arguments: &[&str]) -> Output {
+    write_config(folder, "launcher: slurm\n");
+    Command::new("salloc")
+        .args(["--quiet", "--gres=gpu:1", "--chdir"])
+        .arg(folder)
+        .args(request)
         .arg(env!("CARGO_BIN_EXE_tune"))
         .args(["--config", "model.yaml"])
+        .args(arguments)
         .stdin(Stdio::null())
         .output()
-        .unwrap();
+        .unwrap()
+}
+
+pub(crate) fn a_study_inside_an_allocation_runs_as_its_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = in_an_allocation(folder.path(), &["--ntasks=1"], &[]);
     assert_safe(folder.path(), &output);
     let mut jobs: Vec<Option<String>> =
         records(folder.path()).into_iter().map(|record| record.worker.unwrap().slurm_job_id).collect();

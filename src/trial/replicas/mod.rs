@@ -36,11 +36,14 @@ use crate::device::{DeviceChoice, DeviceFacts};
 use crate::memory::{LimitSpec, MemorySample};
 use crate::units::Bytes;
 
+mod gathering;
 mod group;
 mod member;
 mod merge;
 #[cfg(test)]
 mod tests;
+
+pub use gathering::Gathering;
 
 /// How often a wait looks at the interrupt.
 const TICK: Duration = Duration::from_millis(50);
@@ -58,12 +61,20 @@ pub struct ReplicaExecutor {
     places: Vec<Place>,
     /// Groups started so far.
     started: u32,
+    /// Whose turn it is to start one, where that matters.
+    gathering: Option<Gathering>,
 }
 
 impl ReplicaExecutor {
     /// An executor without a group; [`start`](Executor::start) brings one up, with a rank for each device.
     pub fn new(config: ProcessConfig, devices: Vec<DeviceChoice>) -> Self {
-        Self { config, devices, group: None, facts: None, places: Vec::new(), started: 0 }
+        Self { config, devices, group: None, facts: None, places: Vec::new(), started: 0, gathering: None }
+    }
+
+    /// The same for one of several executors behind a launcher, which start their groups one after the other.
+    #[must_use]
+    pub fn in_turn(self, gathering: Gathering) -> Self {
+        Self { gathering: Some(gathering), ..self }
     }
 
     /// A group whose devices are open: the one at hand, or a new one.
@@ -92,6 +103,11 @@ impl ReplicaExecutor {
             // C is that of the first group: trials under different limits cannot be compared.
             config.workload.limit = LimitSpec::Bytes(Bytes(facts.limit_bytes));
         }
+        let gathering = self.gathering.clone();
+        let _turn = match &gathering {
+            Some(gathering) => Some(gathering.turn(|| self.is_cancelled()).ok_or(ExecutorError::Cancelled)?),
+            None => None,
+        };
         self.started = self.started.saturating_add(1);
         let group = Group::start(&config, &self.devices, self.started)?;
         let mut of_ranks: Vec<Option<(DeviceFacts, Place)>> = vec![None; self.devices.len()];
