@@ -175,7 +175,7 @@ fn longest(trial: &TrialSpec) -> Longest {
 /// a default trial's measured steps, where the median passes over it.
 const LONGEST_EVERY: u64 = 16;
 
-/// The device of a replica: the one it was given, or the one of its rank where the choice is left to it.
+/// The device of a replica: the one it was given, or the [card of its rank](Replica::card) where the choice is left to it.
 fn device_of(choice: DeviceChoice, replica: Option<&Replica>) -> Result<DeviceChoice, device::DeviceError> {
     let Some(replica) = replica else { return Ok(choice) };
     let first = match (choice, replica.cards) {
