@@ -277,7 +277,7 @@ impl Stage {
     }
 
     fn group(&self, world: usize) -> ReplicaExecutor {
-        ReplicaExecutor::new(self.config.clone(), world)
+        ReplicaExecutor::new(self.config.clone(), vec![DeviceChoice::Cpu; world])
     }
 }
 

@@ -37,10 +37,11 @@ mod toy;
 use launched::{
     a_launcher_s_status_is_its_worker_s_and_never_an_answer,
     a_launcher_that_starts_nothing_is_told_from_a_worker_that_fails,
-    a_real_worker_leaves_when_it_hears_nothing_for_its_lease, a_trial_whose_worker_lost_us_is_run_again,
-    a_worker_out_of_reach_of_signals_is_cancelled, a_worker_that_never_starts_is_an_outcome_of_its_own,
-    a_worker_whose_launcher_is_killed_is_cancelled, an_idle_worker_is_pinged_for_as_long_as_the_driver_lives,
-    every_launched_worker_is_cancelled_whatever_its_end, launched_workers_run_trials_in_a_session_of_their_own,
+    a_real_worker_leaves_when_it_hears_nothing_for_its_lease, a_trial_whose_group_lost_us_is_run_again,
+    a_trial_whose_worker_lost_us_is_run_again, a_worker_out_of_reach_of_signals_is_cancelled,
+    a_worker_that_never_starts_is_an_outcome_of_its_own, a_worker_whose_launcher_is_killed_is_cancelled,
+    an_idle_worker_is_pinged_for_as_long_as_the_driver_lives, every_launched_worker_is_cancelled_whatever_its_end,
+    launched_workers_run_trials_in_a_session_of_their_own, replicas_on_two_machines_are_refused_by_the_names_of_both,
 };
 use toy::{spec, workload};
 
@@ -93,6 +94,8 @@ const TESTS: &[Test] = tests![
     a_launcher_that_starts_nothing_is_told_from_a_worker_that_fails,
     a_worker_that_never_starts_is_an_outcome_of_its_own,
     a_trial_whose_worker_lost_us_is_run_again,
+    replicas_on_two_machines_are_refused_by_the_names_of_both,
+    a_trial_whose_group_lost_us_is_run_again,
     a_real_worker_leaves_when_it_hears_nothing_for_its_lease,
     an_idle_worker_is_pinged_for_as_long_as_the_driver_lives,
 ];

@@ -15,12 +15,6 @@ pub fn refuse_unsupported(file: &File, located: &Located, problems: &mut Vec<Pro
     let replicas = file.target.replicas.get();
     let refusals = [
         (
-            replicas > 1 && file.model.is_some() && file.launcher.is_some(),
-            "target.replicas",
-            format!("`{replicas}`, more than one replica of a model behind a launcher,"),
-            "use 1, or tune where the devices are",
-        ),
-        (
             replicas > MOST_RANKS as u64 && file.model.is_some(),
             "target.replicas",
             format!("`{replicas}`, more than {MOST_RANKS} replicas of a model,"),

@@ -3,7 +3,7 @@
 //! The other stages look at the file alone; this one asks the rooms that will use it, and puts their answers to the
 //! place in the file that they are about.
 
-use super::plan::{Plan, Subject};
+use super::plan::{DevicesPlan, Plan, Subject};
 use super::{ConfigError, Loaded};
 use crate::data::{self, DataError};
 use crate::model::{ModelError, Registry, Weights};
@@ -11,6 +11,7 @@ use crate::search::{Space, length_probes};
 use crate::text::with_causes;
 use crate::trial::command::{CommandSpec, Placeholder};
 use crate::trial::launcher::LauncherSpec;
+use crate::units::plural;
 
 impl Loaded {
     /// Refuses a plan whose model or data this binary cannot build.
@@ -69,7 +70,8 @@ impl Loaded {
         ];
         let of_launcher = self.plan.launcher.as_ref().and_then(launcher_note);
         let of_target = near_targets_note(&self.plan.target, &space);
-        of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_launcher).collect()
+        let of_devices = [of_launcher, idle_note(&self.plan)];
+        of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_devices.into_iter().flatten()).collect()
     }
 }
 
@@ -79,6 +81,22 @@ fn launcher_note(launcher: &LauncherSpec) -> Option<String> {
         "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name (hint: \
          add `\"--job-name={trial}\"`)"
             .to_owned()
+    })
+}
+
+/// What is left over where every trial takes as many as there are replicas.
+fn idle_note(plan: &Plan) -> Option<String> {
+    let replicas = plan.target.replicas.max(1);
+    let (count, what) = match (&plan.launcher, &plan.devices) {
+        (Some(launcher), _) if launcher.workers > 1 => (launcher.workers, "worker"),
+        (None, DevicesPlan::Listed(devices)) => (devices.len(), "device"),
+        _ => return None,
+    };
+    let (all, idle) = (plural(count, what), count % replicas);
+    let run = if idle == 1 { "runs" } else { "run" };
+    (idle > 0).then(|| match count / replicas {
+        0 => format!("a trial takes {replicas} {what}s (`target.replicas`), more than {all}: one runs at a time"),
+        _ => format!("{idle} of {all} {run} nothing: a trial takes {replicas} (`target.replicas`)"),
     })
 }
 
@@ -177,6 +195,22 @@ mod tests {
         let loaded = load(&format!("{model}target: {{batch_size: 8}}\n"));
         let message = loaded.validate(&Registry::builtin()).unwrap_err().to_string();
         assert!(message.starts_with("model.yaml:4:12: model.weights: cannot read"), "{message}");
+    }
+
+    #[test]
+    fn what_is_left_over_by_groups_of_replicas_gets_a_note() {
+        let notes = |replicas: usize, rest: &str| {
+            let model = "model: {family: gpt, preset: nano}\n";
+            load(&format!("{model}target: {{batch_size: 64, replicas: {replicas}, tolerance: 50%}}\n{rest}\n")).notes()
+        };
+        let three = "devices: [cpu, cpu, cpu]";
+        assert_eq!(notes(2, three), ["1 of 3 devices runs nothing: a trial takes 2 (`target.replicas`)"]);
+        assert_eq!([notes(3, three), notes(1, three), notes(2, "device: cpu")].concat(), [""; 0]);
+        let workers = |workers: usize| format!("launcher: {{command: [ssh, node7], workers: {workers}}}");
+        assert_eq!(notes(4, &workers(6)), ["2 of 6 workers run nothing: a trial takes 4 (`target.replicas`)"]);
+        let few = "a trial takes 4 workers (`target.replicas`), more than 3 workers: one runs at a time";
+        assert_eq!(notes(4, &workers(3)), [few]);
+        assert_eq!(notes(4, &workers(1)), [""; 0]);
     }
 
     #[test]

@@ -13,8 +13,10 @@ use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
 mod limits;
+mod processors;
 
 pub use limits::{HostLimits, Room, Usage, limits};
+pub use processors::{NoProcessors, Processors};
 
 /// The most that is read of any one file: they are short, and their content is the kernel's.
 const READ_LIMIT_BYTES: u64 = 1 << 20;
@@ -126,22 +128,21 @@ fn group_memory(directory: &Path) -> Option<HostMemory> {
 
 /// Processors that this process may run on; at least 1.
 pub fn cpus(root: &Path) -> usize {
-    let status = read(&root.join("proc/self/status"));
-    field(&status, "Cpus_allowed_list:")
-        .and_then(count_list)
+    processors(root)
+        .map(|processors| processors.count())
         .or_else(|| std::thread::available_parallelism().ok().map(usize::from))
         .unwrap_or(1)
 }
 
-/// The number of elements of a list such as `0-3,8`; `None` where it is none.
-fn count_list(list: &str) -> Option<usize> {
-    let mut count = 0_usize;
-    for range in list.split(',') {
-        let (low, high) = range.split_once('-').unwrap_or((range, range));
-        let (low, high): (usize, usize) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
-        count = count.checked_add(high.checked_sub(low)?.checked_add(1)?)?;
-    }
-    Some(count)
+/// Which processors this process may run on, where the kernel tells.
+pub fn processors(root: &Path) -> Option<Processors> {
+    field(&read(&root.join("proc/self/status")), "Cpus_allowed_list:")?.parse().ok()
+}
+
+/// What tells this machine from any other, whatever they are called, until it starts again; `None` where the kernel does
+/// not tell. All containers of a machine have the same.
+pub fn machine(root: &Path) -> Option<String> {
+    Some(read(&root.join("proc/sys/kernel/random/boot_id")).trim().to_owned()).filter(|id| !id.is_empty())
 }
 
 /// The host's name.
@@ -286,9 +287,6 @@ mod tests {
 
     #[test]
     fn the_affinity_list_counts_processors() {
-        assert_eq!(count_list("0-3,8"), Some(5));
-        assert_eq!(count_list("7"), Some(1));
-        assert_eq!(count_list("0-18446744073709551615"), None);
         let root = root(&[("proc/self/status", "Name:\ttune\nCpus_allowed_list:\t0-1,4\n")]);
         assert_eq!(cpus(root.path()), 3);
     }
@@ -298,9 +296,12 @@ mod tests {
         let root = root(&[
             ("proc/cpuinfo", "processor\t: 0\nmodel name\t: Fast CPU @ 3: GHz\n"),
             ("proc/sys/kernel/hostname", "node-7\n"),
+            ("proc/sys/kernel/random/boot_id", "5c9a-1\n"),
         ]);
         assert_eq!(processor_name(root.path()), "Fast CPU @ 3: GHz");
         assert_eq!(hostname(root.path()), "node-7");
+        assert_eq!(machine(root.path()).as_deref(), Some("5c9a-1"));
+        assert_eq!(machine(&root.path().join("proc")), None);
     }
 
     #[test]

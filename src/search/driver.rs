@@ -36,7 +36,7 @@ mod turns;
 mod whole_run;
 
 use crew::Crew;
-pub use crew::{Host, Slot, Slots};
+pub use crew::{Slot, Slots};
 use turns::{Origin, Waiting};
 
 /// Rounds of the loader alone that are measured at least.
@@ -176,8 +176,7 @@ impl<'a> Running<'a> {
         let foretold = std::mem::take(&mut study.foretold);
         let mut running = Self {
             space: Space::new(study.plan),
-            // Replicas share the host's processors.
-            strategy: strategy(study.plan, (facts.cpus / study.plan.target.replicas.max(1)).max(1)),
+            strategy: strategy(study.plan, crew.weakest().map_or(1, |index| crew.cpus_of_worker(index))),
             knowledge: probes::knowledge(study.plan, &facts),
             last_id: finished.iter().map(|record| record.spec.id.0).max().unwrap_or(0),
             device_notes: crew.notes(),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use super::launcher::Place;
 use super::outcome::{StepTimes, TrialRecord};
 use super::spec::TrialSpec;
 use crate::device::DeviceFacts;
@@ -19,6 +20,11 @@ pub trait Executor {
     /// Runs a trial to its end. Whatever happens to the worker is an [`Outcome`](super::Outcome) of the record, not
     /// an error; an error means that no trial can be run at all.
     fn run(&mut self, spec: &TrialSpec, observe: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError>;
+
+    /// Where the workers of a trial run, one place each, as it was last: a launcher may move them.
+    fn places(&self) -> Vec<Place> {
+        vec![Place::here()]
+    }
 }
 
 impl<E: Executor + ?Sized> Executor for &mut E {
@@ -28,6 +34,10 @@ impl<E: Executor + ?Sized> Executor for &mut E {
 
     fn run(&mut self, spec: &TrialSpec, observe: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError> {
         (**self).run(spec, observe)
+    }
+
+    fn places(&self) -> Vec<Place> {
+        (**self).places()
     }
 }
 
@@ -107,6 +117,18 @@ pub enum ExecutorError {
         worker: String,
         /// The last lines of its log.
         log: String,
+    },
+    /// The launcher started the workers of several replicas on machines that are apart.
+    #[error(
+        "the replicas of a trial meet on one machine, and rank 0 is on `{first}`, rank {rank} on `{other}` (hint: let the launcher ask for one node, such as `--nodelist={first}` for Slurm, or run `tune` inside an allocation of one)"
+    )]
+    Apart {
+        /// The node of rank 0.
+        first: String,
+        /// The first rank that is on another.
+        rank: usize,
+        /// Its node.
+        other: String,
     },
     /// The worker left while its device was being opened, since the driver stood still for longer than its lease.
     #[error("the worker heard nothing of the tuner for {seconds:.0} s and left (hint: was `tune` stopped?)")]

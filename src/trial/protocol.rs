@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! worker                                driver
-//!   hello {protocol, version, pid}  ──▶
+//!   hello {protocol, …, place}      ──▶
 //!                                   ◀──  open {workload, study, lease}
 //!   ready {facts}  or  refused      ──▶
 //!                                   ◀──  run {trial}
@@ -11,6 +11,8 @@
 //!   ended {outcome, measurement}    ──▶
 //!                                   ◀──  run … or exit, or end of file
 //! ```
+//!
+//! A worker that is one of several replicas hears nothing but pings after its hello until all of them have said theirs.
 //!
 //! A worker ends when its input ends. Its exit status is never success without the `ended` line. Unknown fields are
 //! ignored, so that a newer side can add some; unknown messages are a protocol error.

@@ -10,7 +10,7 @@ use batchtune::data::order::Shard;
 use batchtune::data::rules::BatchRules;
 use batchtune::data::{self, DataSpec};
 use batchtune::device::DeviceSession;
-use batchtune::device::collective::{self, Collective, CollectiveError, Reduction, Replica};
+use batchtune::device::collective::{self, Cards, Collective, CollectiveError, Reduction, Replica};
 use batchtune::device::cuda::CudaSession;
 use batchtune::memory::{AllocatorKind, LimitSpec, Phase};
 use batchtune::model::{BuildContext, ModelSpec, Registry};
@@ -52,7 +52,8 @@ fn place() -> (CudaSession, Arc<dyn Collective>) {
     let session = CudaSession::open(rank, limit, AllocatorKind::Auto).expect("a card for every rank");
     let minute = Duration::from_secs(60);
     let meeting = PathBuf::from(std::env::var(MEETING).unwrap());
-    let replica = Replica { rank, world: WORLD, meeting, token: 1, start: minute, build: minute, step: minute };
+    let cards = Cards::Shared;
+    let replica = Replica { rank, world: WORLD, meeting, token: 1, cards, start: minute, build: minute, step: minute };
     let group = collective::join(&replica, session.candle()).unwrap();
     (session, group)
 }

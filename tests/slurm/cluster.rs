@@ -93,6 +93,22 @@ pub(crate) fn assert_nothing_is_left() {
     assert_eq!(queue(), "", "no job is left");
 }
 
+/// Fails unless the queue empties, and no worker of the program that ships is there.
+pub(crate) fn assert_no_worker_is_left() {
+    assert_nothing_is_left();
+    let is_worker = |process: &std::fs::DirEntry| {
+        let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let arguments: Vec<&[u8]> = command.split(|byte| *byte == 0).collect();
+        arguments.contains(&env!("CARGO_BIN_EXE_tune").as_bytes()) && arguments.contains(&b"worker".as_slice())
+    };
+    let until = Instant::now() + EMPTY_WITHIN;
+    let count = || std::fs::read_dir("/proc").unwrap().flatten().filter(is_worker).count();
+    while count() > 0 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(count(), 0, "no worker is left");
+}
+
 /// The numbers of the jobs that run or wait.
 pub(crate) fn jobs() -> Vec<String> {
     let output = Command::new("squeue").args(["-h", "-o", "%i"]).output().unwrap();

@@ -37,7 +37,7 @@ fn at_first_step(mut what: impl FnMut()) -> impl FnMut(Observation) {
 }
 
 /// Waits for something to be true.
-fn await_that(what: &str, is_true: impl Fn() -> bool) {
+pub(crate) fn await_that(what: &str, is_true: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(60);
     while !is_true() {
         assert!(Instant::now() < until, "{what}: {}", cluster::queue());

@@ -13,8 +13,10 @@ use std::time::Instant;
 
 mod cluster;
 mod faults;
+mod replicas;
 #[path = "../workers/scripted.rs"]
 mod scripted;
+mod side_by_side;
 mod stage;
 mod studies;
 #[path = "../workers/toy.rs"]
@@ -42,6 +44,13 @@ const TESTS: &[Test] = tests![
     studies::a_study_runs_through_srun_and_records_where,
     studies::a_study_inside_an_allocation_runs_as_its_steps,
     studies::a_tuner_that_is_killed_leaves_no_job,
+    side_by_side::two_workers_run_in_two_jobs_at_once_and_try_what_one_tries,
+    side_by_side::a_job_that_is_cancelled_ends_its_trial_and_no_other,
+    replicas::a_study_of_two_replicas_runs_each_trial_in_two_jobs,
+    replicas::a_rank_whose_job_is_cancelled_ends_the_trial_of_all,
+    replicas::a_rank_that_never_begins_takes_the_others_jobs_back,
+    replicas::of_two_groups_on_the_cards_of_one_the_first_has_them_all,
+    replicas::a_group_inside_an_allocation_is_two_steps_of_it,
 ];
 
 fn main() -> ExitCode {

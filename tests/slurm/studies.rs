@@ -1,5 +1,6 @@
 //! Whole studies of the program that ships.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use batchtune::report::Recommendation;
 use batchtune::trial::TrialRecord;
 use batchtune::trial::journal::{self, FILE_NAME};
+use serde_json::Value;
 
 use crate::cluster;
 
@@ -42,12 +44,12 @@ fn tune(folder: &Path) -> Command {
     command
 }
 
-fn records(folder: &Path) -> Vec<TrialRecord> {
+pub(crate) fn records(folder: &Path) -> Vec<TrialRecord> {
     let contents = journal::read(&folder.join(".tune/quickstart").join(FILE_NAME)).unwrap();
     contents.finished().map(|(record, _)| record.clone()).collect()
 }
 
-fn assert_safe(folder: &Path, output: &Output) {
+pub(crate) fn assert_safe(folder: &Path, output: &Output) {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let recommendation = Recommendation::read(&folder.join("recommendation.yaml")).unwrap();
     assert_eq!(recommendation.status.name(), "safe");
@@ -70,23 +72,41 @@ pub(crate) fn a_study_runs_through_srun_and_records_where() {
     }
 }
 
-pub(crate) fn a_study_inside_an_allocation_runs_as_its_steps() {
-    let folder = tempfile::tempdir().unwrap();
-    write_config(folder.path(), "launcher: slurm\n");
-    let output = Command::new("salloc")
-        .args(["--quiet", "--ntasks=1", "--gres=gpu:1", "--chdir"])
-        .arg(folder.path())
+/// Runs a study in the folder inside an allocation of Slurm's.
+pub(crate) fn in_an_allocation(folder: &Path, request: &[&str], arguments: &[&str]) -> Output {
+    write_config(folder, "launcher: slurm\n");
+    Command::new("salloc")
+        .args(["--quiet", "--gres=gpu:1", "--chdir"])
+        .arg(folder)
+        .args(request)
         .arg(env!("CARGO_BIN_EXE_tune"))
         .args(["--config", "model.yaml"])
+        .args(arguments)
         .stdin(Stdio::null())
         .output()
-        .unwrap();
+        .unwrap()
+}
+
+pub(crate) fn a_study_inside_an_allocation_runs_as_its_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = in_an_allocation(folder.path(), &["--ntasks=1"], &[]);
     assert_safe(folder.path(), &output);
     let mut jobs: Vec<Option<String>> =
         records(folder.path()).into_iter().map(|record| record.worker.unwrap().slurm_job_id).collect();
     jobs.dedup();
     assert_eq!(jobs.len(), 1, "all trials ran in the one job");
     cluster::assert_nothing_is_left();
+}
+
+/// Runs a study in the folder with settings of its own, and looks at each of its events as it comes.
+pub(crate) fn follow(folder: &Path, arguments: &[&str], mut look: impl FnMut(&Value)) -> Output {
+    write_config(folder, LAUNCHER);
+    let mut child =
+        tune(folder).arg("--json").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        look(&serde_json::from_str(&line.unwrap()).unwrap());
+    }
+    child.wait_with_output().unwrap()
 }
 
 /// Waits until a study's first trial has ended.

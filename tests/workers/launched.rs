@@ -16,6 +16,7 @@ use batchtune::trial::launcher::{
     Holder, Launcher, LauncherCommand, LauncherSpec, Setting, Starter, Surroundings, Template,
 };
 use batchtune::trial::process::ProcessConfig;
+use batchtune::trial::replicas::ReplicaExecutor;
 use batchtune::trial::{Executor, ExecutorError, Observation, Outcome, Purpose, WorkloadSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getsid};
@@ -237,6 +238,35 @@ pub(crate) fn a_trial_whose_worker_lost_us_is_run_again() {
     let mut stage = Stage::new("loses_its_lease");
     let outcome = stage.run(1).outcome;
     assert!(matches!(outcome, Outcome::Crashed { signal: None, status: Some(LEASE_EXPIRED), .. }), "{outcome:?}");
+    stage.close();
+}
+
+/// A stage, and a group of two of its workers.
+fn group_of_two(part: &str) -> (Stage, ReplicaExecutor) {
+    let mut of_stage = None;
+    let stage = Stage::with(part, |config| {
+        config.launcher = Some(launcher(STAYS, &[]));
+        of_stage = Some(config.clone());
+    });
+    (stage, ReplicaExecutor::new(of_stage.unwrap(), vec![DeviceChoice::Cpu; 2]))
+}
+
+pub(crate) fn replicas_on_two_machines_are_refused_by_the_names_of_both() {
+    let (stage, mut group) = group_of_two("is_on_a_machine_of_its_own");
+    let error = group.start().unwrap_err();
+    let ExecutorError::Apart { first, rank: 1, other } = &error else { panic!("{error:?}") };
+    assert!(first != other && [first, other].iter().all(|node| node.starts_with('n')), "{error}");
+    drop(group);
+    assert_eq!(stage.pids().len(), 2);
+    stage.close();
+}
+
+pub(crate) fn a_trial_whose_group_lost_us_is_run_again() {
+    let (stage, mut group) = group_of_two("loses_its_lease_once");
+    let record = group.run(&spec(1, Purpose::Ladder), &mut |_| {}).unwrap();
+    assert_eq!((record.outcome, record.rank), (Outcome::Completed, None));
+    drop(group);
+    assert_eq!(stage.pids().len(), 4, "a second group ran it");
     stage.close();
 }
 

@@ -6,6 +6,7 @@ use crate::config::leaf::text::DeviceName;
 use crate::config::plan::DevicesPlan;
 use crate::config::problem::ProblemKind;
 use crate::device::DeviceChoice;
+use crate::units::plural;
 
 /// The longest list. No machine has as many cards, and every device is a thread and a process.
 const MOST: usize = 64;
@@ -31,13 +32,26 @@ impl Checks<'_> {
             Devices::Some(list) => self.listed(list),
             Devices::Auto | Devices::All => (device, DevicesPlan::All),
         };
-        if found.1 != DevicesPlan::One && self.file.target.replicas.get() > 1 && self.sound(&["target.replicas"]) {
-            // Each trial has as many devices as there are replicas already.
-            let message = "trials side by side and replicas are not supported together yet";
-            let problem = self.located.problem_with_key(ProblemKind::NotSupported, "devices", message);
-            self.problems.push(problem.with_hint("leave the key out"));
+        if self.sound(&["target.replicas"]) {
+            self.check_groups(&found.1);
         }
         found
+    }
+
+    /// A trial takes as many devices as there are replicas.
+    fn check_groups(&mut self, plan: &DevicesPlan) {
+        let replicas = self.file.target.replicas.get();
+        if replicas > 1 && self.file.command.is_some() && *plan != DevicesPlan::One {
+            let message = "trials of a `command` side by side and its ranks are not supported together yet";
+            let problem = self.located.problem_with_key(ProblemKind::NotSupported, "devices", message);
+            self.problems.push(problem.with_hint("leave the key out"));
+        } else if let Devices::Some(list) = &self.file.devices
+            && (1..replicas).contains(&(list.len() as u64))
+        {
+            let listed = plural(list.len(), "device");
+            let message = format!("{listed} listed, and a trial takes {replicas} (`target.replicas`)");
+            self.refuse(ProblemKind::Conflict, "devices", &message);
+        }
     }
 
     fn listed(&mut self, list: &[DeviceName]) -> (DeviceChoice, DevicesPlan) {

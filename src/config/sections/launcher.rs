@@ -25,7 +25,7 @@ pub struct LauncherFile {
     /// What stands before the worker's program: slurm, or a launcher and its arguments such as
     /// `[srun, --ntasks=1, "--job-name={trial}"]`. Required.
     pub command: LauncherCommand,
-    /// Workers at a time.
+    /// Workers at a time, of which a trial takes as many as it has replicas.
     pub workers: Whole<1, 1024>,
     /// The longest wait for a worker's first word, the queue included.
     pub start_timeout: Time,

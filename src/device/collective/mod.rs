@@ -54,12 +54,36 @@ pub struct Replica {
     pub meeting: PathBuf,
     /// What tells this group's ranks from strangers.
     pub token: u64,
+    /// Which card it takes, where it is left to it.
+    #[serde(default)]
+    pub cards: Cards,
     /// How long to wait for all ranks to come.
     pub start: Duration,
     /// How long to wait for a rank that builds its model, or does what is no step.
     pub build: Duration,
     /// How long to wait for a rank within a step.
     pub step: Duration,
+}
+
+/// Which cards the ranks of a group see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cards {
+    /// The same ones.
+    #[default]
+    Shared,
+    /// What starts them gives each its own, most of the time (a scheduler does, a remote shell does not).
+    Assigned,
+}
+
+impl Replica {
+    /// Where the rank's card stands among those from the first on, of which the worker sees so many.
+    pub fn card(&self, seen: usize) -> usize {
+        match self.cards {
+            Cards::Assigned if seen < self.world => 0,
+            Cards::Assigned | Cards::Shared => self.rank,
+        }
+    }
 }
 
 /// What is made of the values of all ranks.

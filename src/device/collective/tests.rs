@@ -253,7 +253,16 @@ fn ranks_that_do_different_things_are_told_so() {
 
 fn replica(meeting: &std::path::Path, rank: usize, world: usize) -> Replica {
     let second = Duration::from_secs(1);
-    Replica { rank, world, meeting: meeting.to_owned(), token: 77, start: 20 * second, build: second, step: second }
+    let meeting = meeting.to_owned();
+    Replica { rank, world, meeting, token: 77, cards: Cards::Shared, start: 20 * second, build: second, step: second }
+}
+
+#[test]
+fn a_rank_takes_the_card_of_its_number_where_it_sees_enough_and_was_given_none() {
+    let of = |cards, seen| Replica { cards, ..replica(std::path::Path::new("/x"), 1, 2) }.card(seen);
+    assert_eq!((of(Cards::Shared, 2), of(Cards::Shared, 1)), (1, 1), "one that is not there is an error in time");
+    assert_eq!((of(Cards::Assigned, 1), of(Cards::Assigned, 0)), (0, 0));
+    assert_eq!(of(Cards::Assigned, 2), 1, "a remote shell shows all");
 }
 
 #[test]

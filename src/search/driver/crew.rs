@@ -11,13 +11,14 @@
 //!   one with the least C, for which the answer has to hold; the others stand idle, with a warning.
 //! - The soak runs on the weakest device itself. Everything else runs wherever a device is free and is judged under the
 //!   least C ([`under`]).
-//! - A trial that needs the host to itself runs alone ([`Purpose::shares_host`](crate::trial::Purpose::shares_host)), and
-//!   those that share it do so only while there is a processor for each of their threads: loaders of two trials on the
-//!   processors of one would tell how slow they are together.
+//! - Trials that compete for processors run side by side only while there is one for each of their threads
+//!   ([`placement`]).
 
 use std::fmt::Write;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::{Builder, Scope};
+
+mod placement;
 
 use super::DriverError;
 use crate::device::DeviceFacts;
@@ -42,21 +43,10 @@ pub struct Slot<'a> {
     pub executor: Box<dyn Executor + Send + 'a>,
 }
 
-/// Whether the devices are those of one machine that this process may use as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Host {
-    /// They are: trials share its processors.
-    Shared,
-    /// A scheduler gives each worker processors of its own.
-    Divided,
-}
-
 /// The devices that a study runs on.
 pub struct Slots<'a> {
     /// Each of them.
     pub slots: Vec<Slot<'a>>,
-    /// Whether they share a host.
-    pub host: Host,
     /// What their executors heed: a [child](Interrupt::child) of the study's interrupt, by which the driver ends trials that
     /// nobody waits for any more.
     pub halt: Interrupt,
@@ -66,19 +56,21 @@ impl<'a> Slots<'a> {
     /// A single device.
     pub fn one(executor: impl Executor + Send + 'a) -> Self {
         let slot = Slot { name: "the device".to_owned(), executor: Box::new(executor) };
-        Self { slots: vec![slot], host: Host::Shared, halt: Interrupt::default() }
+        Self { slots: vec![slot], halt: Interrupt::default() }
     }
 
     /// The devices themselves; none are left.
     pub(super) fn take(&mut self) -> Self {
-        Self { slots: std::mem::take(&mut self.slots), host: self.host, halt: self.halt.clone() }
+        Self { slots: std::mem::take(&mut self.slots), halt: self.halt.clone() }
     }
 }
 
 /// What comes back from a station.
 pub(super) enum News {
-    /// The device is open, or is not.
-    Started(Result<DeviceFacts, ExecutorError>),
+    /// The device is open, and its workers run there; or it is not.
+    Started(Result<(DeviceFacts, Vec<Place>), ExecutorError>),
+    /// Its workers run somewhere else now.
+    Moved(Vec<Place>),
     /// Something happened in the running trial.
     Seen(Observation),
     /// It ended.
@@ -93,6 +85,8 @@ struct Station {
     /// `None` once it is given up.
     orders: Option<Sender<TrialSpec>>,
     facts: Option<DeviceFacts>,
+    /// Where its workers run, as was heard last.
+    places: Vec<Place>,
     running: Option<Job>,
     failures: u32,
 }
@@ -111,7 +105,6 @@ pub(super) struct Job {
 pub(super) struct Crew {
     stations: Vec<Station>,
     news: Receiver<(usize, News)>,
-    host: Host,
     halt: Interrupt,
 }
 
@@ -122,7 +115,7 @@ impl Crew {
         slots: Slots<'a>,
     ) -> Result<Self, DriverError> {
         let (reports, news) = sync_channel(BACKLOG);
-        let mut crew = Self { stations: Vec::new(), news, host: slots.host, halt: slots.halt };
+        let mut crew = Self { stations: Vec::new(), news, halt: slots.halt };
         for (index, Slot { name, executor }) in slots.slots.into_iter().enumerate() {
             let (orders, received) = channel();
             let reports = Reports { index, reports: reports.clone() };
@@ -130,7 +123,14 @@ impl Crew {
                 .name(format!("device {index}"))
                 .spawn_scoped(scope, move || work(executor, &received, &reports))
                 .map_err(DriverError::Thread)?;
-            crew.stations.push(Station { name, orders: Some(orders), facts: None, running: None, failures: 0 });
+            crew.stations.push(Station {
+                name,
+                orders: Some(orders),
+                facts: None,
+                places: Vec::new(),
+                running: None,
+                failures: 0,
+            });
         }
         Ok(crew)
     }
@@ -140,9 +140,9 @@ impl Crew {
         let mut refused: Vec<(usize, ExecutorError)> = Vec::new();
         for _ in 0..self.stations.len() {
             match self.next() {
-                (index, News::Started(Ok(facts))) => {
+                (index, News::Started(Ok((facts, places)))) => {
                     if let Some(station) = self.stations.get_mut(index) {
-                        station.facts = Some(facts);
+                        (station.facts, station.places) = (Some(facts), places);
                     }
                 }
                 (_, News::Started(Err(error))) if !is_of_device(&error) => return Err(error),
@@ -255,33 +255,6 @@ impl Crew {
         self.stations.get_mut(index)?.running.take()
     }
 
-    /// The device that a trial may begin on now.
-    pub(super) fn place(&self, spec: &TrialSpec) -> Option<usize> {
-        let is_busy = self.jobs().next().is_some();
-        let needs_host = !spec.purpose.shares_host() || self.jobs().any(|job| !job.spec.purpose.shares_host());
-        if is_busy && (needs_host || !self.has_processors_for(spec)) {
-            return None;
-        }
-        if spec.is_soak() {
-            return self.weakest();
-        }
-        let idle = self.stations.iter().enumerate();
-        let idle = idle.filter(|(index, station)| station.running.is_none() && self.facts(*index).is_some());
-        idle.min_by_key(|(index, station)| (station.failures, *index)).map(|(index, _)| index)
-    }
-
-    /// Whether a device has nothing to do.
-    pub(super) fn has_idle(&self) -> bool {
-        let idle = self.stations.iter().enumerate().filter(|(_, station)| station.running.is_none());
-        idle.into_iter().any(|(index, _)| self.facts(index).is_some())
-    }
-
-    fn has_processors_for(&self, spec: &TrialSpec) -> bool {
-        let busy: usize = self.jobs().map(|job| job.spec.threads()).sum();
-        let cpus = self.all_facts().map(|facts| facts.cpus).max().unwrap_or(1);
-        self.host == Host::Divided || busy.saturating_add(spec.threads()) <= cpus
-    }
-
     /// Begins a trial.
     pub(super) fn begin(&mut self, index: usize, ask: Ask, spec: TrialSpec) {
         let Some(station) = self.stations.get_mut(index) else { return };
@@ -292,8 +265,12 @@ impl Crew {
     }
 
     /// What happened next on any of the devices.
-    pub(super) fn next(&self) -> (usize, News) {
-        self.news.recv().unwrap_or((0, News::Lost))
+    pub(super) fn next(&mut self) -> (usize, News) {
+        let (index, news) = self.news.recv().unwrap_or((0, News::Lost));
+        if let (News::Moved(places), Some(station)) = (&news, self.stations.get_mut(index)) {
+            station.places.clone_from(places);
+        }
+        (index, news)
     }
 
     /// Whether another device is in use.
@@ -355,9 +332,16 @@ impl Drop for Reports {
 }
 
 fn work(mut executor: Box<dyn Executor + Send + '_>, orders: &Receiver<TrialSpec>, reports: &Reports) {
-    reports.say(News::Started(executor.start()));
+    let started = executor.start();
+    let mut places = executor.places();
+    reports.say(News::Started(started.map(|facts| (facts, places.clone()))));
     for spec in orders {
         let ended = executor.run(&spec, &mut |observation| reports.say(News::Seen(observation)));
+        let now = executor.places();
+        if now != places {
+            places.clone_from(&now);
+            reports.say(News::Moved(now));
+        }
         reports.say(News::Ended(Box::new(ended)));
     }
 }

@@ -12,6 +12,7 @@ use super::*;
 use crate::search::StrategyKind;
 use crate::search::machine::Machine;
 use crate::trial::journal::{self, Header, StudyLock};
+use crate::trial::launcher::Place;
 use crate::trial::{Executor, TrialRecord};
 use crate::units::MIB;
 
@@ -50,6 +51,11 @@ impl Executor for Scripted<'_> {
         let ended = (self.fate)(spec);
         self.busy.fetch_sub(1, Ordering::SeqCst);
         ended
+    }
+
+    /// Each on a machine of its own.
+    fn places(&self) -> Vec<Place> {
+        vec![Place { machine: Some(self.index.to_string()), ..Place::default() }]
     }
 }
 
@@ -108,7 +114,7 @@ fn study(folder: &Path, plan: &Plan, devices: Devices<'_>, finished: Vec<TrialRe
     let mut warnings = Warnings::default();
     let result = Study {
         plan,
-        slots: Slots { slots, host: Host::Divided, halt: Interrupt::default() },
+        slots: Slots { slots, halt: Interrupt::default() },
         journal: &mut journal,
         reporter: &mut warnings,
         output: folder.join("recommendation.yaml"),

@@ -147,7 +147,7 @@ impl Running<'_> {
             match self.crew.next() {
                 (index, News::Seen(observation)) => self.observed(index, observation),
                 (index, News::Ended(ended)) => return self.ended(index, *ended),
-                (_, News::Started(_)) => {}
+                (_, News::Started(_) | News::Moved(_)) => {}
                 (_, News::Lost) => return Err(crew::lost().into()),
             }
         }

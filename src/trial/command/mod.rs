@@ -25,6 +25,7 @@ use std::time::Instant;
 
 use super::disk;
 use super::executor::{Executor, ExecutorError, Interrupt, Observation};
+use super::launcher::Place;
 use super::outcome::{Outcome, TrialRecord};
 use super::process::{OomKills, Patience};
 use super::spawn::{Launch, Running, SpawnError, Spawner, Start};
@@ -255,6 +256,10 @@ impl Executor for CommandExecutor {
         self.attempt(spec, &placement, &mut record, observe)?;
         record.seconds = begun.elapsed().as_secs_f64();
         Ok(record.canonical())
+    }
+
+    fn places(&self) -> Vec<Place> {
+        vec![Place::here(); self.config.replicas.max(1)]
     }
 }
 

@@ -141,6 +141,7 @@ mod tests {
             node: Some("n1".to_owned()),
             slurm_job_id: Some(job.to_owned()),
             slurm_step_id: step.map(str::to_owned),
+            ..Place::default()
         }
     }
 

@@ -118,6 +118,12 @@ impl Launcher {
         }
     }
 
+    /// The same for one rank of a group of replicas, whose jobs have names of their own.
+    #[must_use]
+    pub fn of_rank(&self, group: u32, rank: usize) -> Self {
+        Self { run: format!("{}-{group}r{rank}", self.run), ..self.clone() }
+    }
+
     /// What starts the worker with this number, counted from 1.
     pub fn launch(&self, number: u32, worker: &WorkerCommand) -> Launch {
         let name = format!("tune-{}-{}-{number}", self.study, self.run);
@@ -207,6 +213,8 @@ mod tests {
         assert!(launch.added.contains(&("SLURM_EXIT_ERROR", "201".to_owned())));
         assert!(launch.removed.contains(&"SLURM_LABELIO"));
         assert_ne!(launcher.launch(4, &worker()).cancel.name, launch.cancel.name);
+        let of_rank = launcher.of_rank(2, 63).launch(1, &worker()).cancel.name;
+        assert_eq!(of_rank, format!("tune-gpt-2-medium-{}-2r63-1", launcher.run));
     }
 
     #[test]

@@ -22,6 +22,8 @@
 //! # What is different behind a launcher
 //! - The launcher runs in a session of its own ([`session`]), so that a Ctrl-C is the driver's to pass on and nothing
 //!   asks the terminal for a password; it gets SIGTERM when the driver dies.
+//! - A worker says which machine it is on and which processors it may use ([`Place`]), so that trials side by side share
+//!   processors only where they have to, and replicas know whether they can meet.
 //! - Its standard error holds its own words and the worker's; the last lines are in the outcome of a trial that it ends.
 //! - A signal that ended the worker arrives as the status 128 + n, as a shell has it, and is taken for the signal.
 //! - The kernel's count of processes killed for want of memory is of another machine, so such a kill is a crash by
@@ -52,7 +54,7 @@ pub const LAUNCHER_FAILED: i32 = 201;
 pub struct LauncherSpec {
     /// What stands before the worker's program.
     pub command: LauncherCommand,
-    /// Workers at a time.
+    /// Workers at a time, of which a trial takes as many as it has replicas.
     pub workers: usize,
     /// The longest wait for a worker's first word: in a queue, most of the time.
     pub start_timeout: Duration,

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::{DeviceFacts, facts};
+use crate::device::DeviceFacts;
+use crate::device::facts::{self, Processors};
 
 /// Slurm's number of a job, in the environment of what runs in it.
 pub(super) const JOB_VARIABLE: &str = "SLURM_JOB_ID";
@@ -16,6 +17,8 @@ const NODE_VARIABLE: &str = "SLURMD_NODENAME";
 const LONGEST_NODE: usize = 255;
 /// The longest number that is an id.
 const LONGEST_ID: usize = 20;
+/// The longest text that tells machines apart: a UUID.
+const LONGEST_MACHINE: usize = 64;
 
 /// Where a worker runs. What is not known, or cannot be right, is `None`: the values end in command lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,12 +32,21 @@ pub struct Place {
     /// Slurm's number of the step, where it runs in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_step_id: Option<String>,
+    /// What tells the machine from others, whatever its name: a scheduler may have several nodes on one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+    /// The processors that it may run on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processors: Option<Processors>,
 }
 
 impl Place {
     /// Where this process runs.
     pub fn here() -> Self {
-        Self::of(|name| std::env::var(name).ok(), &facts::hostname(Path::new("/")))
+        let root = Path::new("/");
+        let machine = facts::machine(root);
+        let place = Self::of(|name| std::env::var(name).ok(), &facts::hostname(root));
+        Self { machine, processors: facts::processors(root), ..place }.checked()
     }
 
     /// Where a process with these variables runs.
@@ -43,8 +55,27 @@ impl Place {
             node: variable(NODE_VARIABLE).or_else(|| Some(hostname.to_owned())),
             slurm_job_id: variable(JOB_VARIABLE),
             slurm_step_id: variable(STEP_VARIABLE),
+            ..Self::default()
         };
         place.checked()
+    }
+
+    /// Whether both are on one machine, as far as is known.
+    pub fn is_with(&self, other: &Self) -> bool {
+        match (&self.machine, &other.machine) {
+            (Some(own), Some(other)) => own == other,
+            _ => self.node == other.node,
+        }
+    }
+
+    /// Whether what runs at both places takes processors from each other. Where a scheduler gives each worker processors
+    /// of its own, it does not.
+    pub fn competes_with(&self, other: &Self) -> bool {
+        let overlap = match (&self.processors, &other.processors) {
+            (Some(own), Some(other)) => own.overlap(other),
+            _ => true,
+        };
+        overlap && self.is_with(other)
     }
 
     /// The place without what cannot be right. A worker is another machine's program: what it says must not become an
@@ -56,6 +87,8 @@ impl Place {
             node: self.node.filter(|node| is_host_name(node)),
             slurm_job_id: self.slurm_job_id.filter(is_id),
             slurm_step_id: self.slurm_step_id.filter(is_id),
+            machine: self.machine.filter(|machine| is_machine(machine)),
+            processors: self.processors,
         }
     }
 }
@@ -105,6 +138,10 @@ fn is_host_name(text: &str) -> bool {
         && text.bytes().all(is_allowed)
 }
 
+fn is_machine(text: &str) -> bool {
+    (1..=LONGEST_MACHINE).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,16 +152,39 @@ mod tests {
             node: Some("-oProxyCommand=reboot".to_owned()),
             slurm_job_id: Some("--user=root".to_owned()),
             slurm_step_id: Some("0; reboot".to_owned()),
+            machine: Some("\u{1b}[2J".to_owned()),
+            processors: None,
         };
         assert_eq!(place.checked(), Place::default());
-        let place = Place { node: Some(String::new()), slurm_job_id: Some(String::new()), slurm_step_id: None };
+        let place = Place { node: Some(String::new()), slurm_job_id: Some(String::new()), ..Place::default() };
         assert_eq!(place.checked(), Place::default());
         let good = Place {
             node: Some("gpu-07.cluster".to_owned()),
             slurm_job_id: Some("4711".to_owned()),
             slurm_step_id: Some("0".to_owned()),
+            machine: Some("2f6b0e0c-77".to_owned()),
+            processors: Some("0-3".parse().unwrap()),
         };
         assert_eq!(good.clone().checked(), good);
+    }
+
+    fn at(machine: Option<&str>, node: &str, processors: &str) -> Place {
+        Place {
+            node: Some(node.to_owned()),
+            machine: machine.map(str::to_owned),
+            processors: processors.parse().ok(),
+            ..Place::default()
+        }
+    }
+
+    #[test]
+    fn who_is_on_one_machine_competes_unless_each_has_processors_of_its_own() {
+        let first = at(Some("a"), "n1", "0-3");
+        assert!(first.competes_with(&at(Some("a"), "n2", "2-5")), "two nodes of one machine");
+        assert!(first.is_with(&at(Some("a"), "n2", "4-7")) && !first.competes_with(&at(Some("a"), "n2", "4-7")));
+        assert!(!first.is_with(&at(Some("b"), "n1", "0-3")) && !first.competes_with(&at(Some("b"), "n1", "0-3")));
+        assert!(first.competes_with(&at(None, "n1", "")) && !first.competes_with(&at(None, "n2", "")));
+        assert!(Place::here().competes_with(&Place::here()) && Place::default().competes_with(&Place::default()));
     }
 
     #[test]

@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use super::executor::{Executor, ExecutorError, Observation};
 use super::exit_status::{DONE, LEASE_EXPIRED};
+use super::launcher::Place;
 use super::outcome::{Outcome, TrialRecord};
 use super::protocol::ToWorker;
 use super::spec::{TrialSpec, checkpoint_path};
@@ -41,6 +42,7 @@ mod config;
 mod follow;
 pub(in crate::trial) mod group;
 mod host_memory;
+mod muster;
 mod opening;
 mod pause;
 pub(in crate::trial) mod reader;
@@ -52,6 +54,7 @@ pub use config::{Patience, ProcessConfig, WorkerCommand};
 pub(in crate::trial) use follow::LostPeer;
 use follow::{Ending, Watch};
 pub use host_memory::OomKills;
+pub(in crate::trial) use muster::Muster;
 
 /// How often a wait looks at the interrupt and the budget.
 const TICK: Duration = Duration::from_millis(50);
@@ -61,7 +64,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// How often a trial is run again because this process stood still. Each time it did so for longer than a lease.
-const LEASES: u32 = 5;
+pub(in crate::trial) const LEASES: u32 = 5;
 
 /// Where a worker comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +82,12 @@ pub struct ProcessExecutor {
     config: ProcessConfig,
     worker: Option<Worker>,
     facts: Option<DeviceFacts>,
+    /// Where the last worker ran.
+    place: Place,
     /// The place of its worker among replicas.
     replica: Option<Replica>,
+    /// Where that worker waits for the others.
+    muster: Option<Muster>,
     /// Whom the worker of the last trial lost.
     lost_peer: Option<LostPeer>,
     /// Workers started so far.
@@ -90,19 +97,33 @@ pub struct ProcessExecutor {
 impl ProcessExecutor {
     /// An executor without a worker; [`start`](Executor::start) brings one up.
     pub fn new(config: ProcessConfig) -> Self {
-        Self { config, worker: None, facts: None, replica: None, lost_peer: None, started: 0 }
+        Self {
+            config,
+            worker: None,
+            facts: None,
+            place: Place::default(),
+            replica: None,
+            muster: None,
+            lost_peer: None,
+            started: 0,
+        }
     }
 
     /// The same for one of several replicas. It starts one worker and no other: a group is not mended, so a trial whose
     /// worker is gone is an error here.
-    pub(in crate::trial) fn in_group(mut self, replica: Replica) -> Self {
-        self.replica = Some(replica);
+    pub(in crate::trial) fn in_group(mut self, replica: Replica, muster: Muster) -> Self {
+        (self.replica, self.muster) = (Some(replica), Some(muster));
         self
     }
 
     /// Whether the worker may run another trial.
     pub(in crate::trial) fn has_worker(&self) -> bool {
         self.worker.is_some()
+    }
+
+    /// Where the last worker ran.
+    pub(in crate::trial) fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Whom the worker of the last trial lost.
@@ -239,6 +260,10 @@ impl Executor for ProcessExecutor {
         record.outcome = outcome;
         record.seconds = started.elapsed().as_secs_f64();
         Ok(record.canonical())
+    }
+
+    fn places(&self) -> Vec<Place> {
+        vec![self.place.clone()]
     }
 }
 

@@ -18,11 +18,16 @@ use crate::trial::protocol::{FromWorker, PROTOCOL, Refusal, ToWorker};
 use crate::trial::spec::WorkloadSpec;
 use crate::units::Bytes;
 
+/// Between two looks at whether the other replicas are there.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// What is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaited {
     /// The process's first word.
     Hello,
+    /// The other replicas.
+    Others,
     /// The device.
     Ready,
 }
@@ -47,6 +52,7 @@ impl ProcessExecutor {
         match self.await_opening(&mut worker) {
             Ok(facts) => {
                 worker.facts = Some(WorkerFacts::new(&worker.identity.place, &facts));
+                self.place = worker.identity.place.clone();
                 // The first device's figures hold for the study; C above all must not change between trials.
                 self.facts.get_or_insert(facts);
                 Ok(worker)
@@ -75,6 +81,7 @@ impl ProcessExecutor {
             }
             other => return Err(out_of_turn(&other, "a hello")),
         }
+        self.await_others(worker)?;
         worker.send(&ToWorker::Open {
             workload: Box::new(self.pinned_workload()),
             scratch: self.config.scratch.clone(),
@@ -87,6 +94,32 @@ impl ProcessExecutor {
             FromWorker::Refused { cause: Refusal::Workload, reason } => Err(ExecutorError::Workload(reason)),
             other => Err(out_of_turn(&other, "ready or refused")),
         }
+    }
+
+    /// Waits until the workers of all replicas have said where they run.
+    fn await_others(&self, worker: &mut Worker) -> Result<(), ExecutorError> {
+        let (Some(replica), Some(muster)) = (&self.replica, &self.muster) else { return Ok(()) };
+        muster.arrive(replica.rank, &worker.identity.place);
+        // Pings follow the first message, and the worker has had its lease since it came.
+        worker.send(&ToWorker::Ping);
+        while !muster.is_complete()? {
+            if self.cancelled() {
+                return Err(ExecutorError::Cancelled);
+            }
+            let unheard = match worker.next(LOOK) {
+                Seen::Nothing => continue,
+                Seen::Log(line) => {
+                    tracing::warn!(target: "batchtune::worker", "{line}");
+                    continue;
+                }
+                Seen::Said(message) => return Err(out_of_turn(&message, "nothing")),
+                Seen::Spoiled(why) => Unheard::Spoiled(why),
+                Seen::Exited | Seen::Closed | Seen::Torn => Unheard::Ended("it ended"),
+            };
+            let end = worker.end(Manner::Gently, &self.config.patience);
+            return Err(self.explain(&unheard, &end, Awaited::Others));
+        }
+        Ok(())
     }
 
     /// The workload with the limit that the first worker found: an automatic one is taken from the memory that is free
@@ -145,7 +178,7 @@ impl ProcessExecutor {
                 log: end.log.clone(),
             },
             (Some(launcher), Awaited::Hello, Unheard::Ended(_)) => self.launcher_failed(launcher, end),
-            (_, Awaited::Ready, Unheard::Ended(_)) if end.code() == Some(LEASE_EXPIRED) => {
+            (_, Awaited::Others | Awaited::Ready, Unheard::Ended(_)) if end.code() == Some(LEASE_EXPIRED) => {
                 ExecutorError::LeaseExpired { seconds: self.config.patience.lease.as_secs_f64() }
             }
             _ => ExecutorError::Startup { reason: reason(unheard, end) },

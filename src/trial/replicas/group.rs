@@ -9,9 +9,9 @@ use tempfile::TempDir;
 
 use super::member::{Member, News};
 use crate::device::DeviceChoice;
-use crate::device::collective::Replica;
+use crate::device::collective::{Cards, Replica};
 use crate::trial::executor::ExecutorError;
-use crate::trial::process::ProcessConfig;
+use crate::trial::process::{Muster, ProcessConfig};
 use crate::trial::spec::TrialSpec;
 
 /// A group that is up, or coming up. Dropping it ends every worker.
@@ -24,25 +24,32 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Starts all members, which open their devices side by side.
-    pub(super) fn start(config: &ProcessConfig, world: usize) -> Result<Self, ExecutorError> {
+    /// Starts a member on each device; they open them side by side. `number` tells a study's groups apart.
+    pub(super) fn start(config: &ProcessConfig, devices: &[DeviceChoice], number: u32) -> Result<Self, ExecutorError> {
+        let world = devices.len();
         let scratch = |source| ExecutorError::Scratch { path: config.scratch.clone(), source };
         let meeting = tempfile::Builder::new().prefix("replicas-").tempdir_in(&config.scratch).map_err(scratch)?;
         let (sender, news) = unbounded();
         // What a process of this machine could guess only by reading this one's memory.
         let token = RandomState::new().hash_one(std::process::id());
+        let muster = Muster::of(world);
+        let cards = if config.launcher.is_some() { Cards::Assigned } else { Cards::Shared };
         let mut members = Vec::new();
-        for rank in 0..world {
+        for (rank, device) in devices.iter().enumerate() {
             let replica = Replica {
                 rank,
                 world,
                 meeting: meeting.path().to_owned(),
                 token,
+                cards,
                 start: config.patience.start,
                 build: config.patience.build,
                 step: config.patience.step,
             };
-            let member = Member::start(of_rank(config, rank, world), replica, sender.clone());
+            let mut config = of_rank(config, world);
+            config.workload.device = *device;
+            config.launcher = config.launcher.map(|launcher| launcher.of_rank(number, rank));
+            let member = Member::start(config, (replica, muster.clone()), sender.clone());
             members.push(member.ok_or_else(|| ExecutorError::Startup {
                 reason: "the system refuses a thread for another replica".to_owned(),
             })?);
@@ -78,16 +85,14 @@ impl Drop for Group {
     }
 }
 
-/// What a rank's worker is started with: a device of its own, and its share of the processors.
-fn of_rank(config: &ProcessConfig, rank: usize, world: usize) -> ProcessConfig {
+/// What a rank's worker is started with: its share of the processors. A launcher's workers count those of their machine
+/// themselves.
+fn of_rank(config: &ProcessConfig, world: usize) -> ProcessConfig {
     let mut config = config.clone();
-    if let DeviceChoice::Cuda(first) = config.workload.device {
-        config.workload.device = DeviceChoice::Cuda(first.saturating_add(rank));
-    }
     let threads = "RAYON_NUM_THREADS";
     let is_chosen = std::env::var_os(threads).is_some()
         || config.command.environment.iter().any(|(name, _)| name.to_str() == Some(threads));
-    if !is_chosen {
+    if !is_chosen && config.launcher.is_none() {
         let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get);
         config.command.environment.push((threads.into(), (cpus / world.max(1)).max(1).to_string().into()));
     }

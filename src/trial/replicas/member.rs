@@ -11,14 +11,15 @@ use super::merge::Part;
 use crate::device::DeviceFacts;
 use crate::device::collective::Replica;
 use crate::trial::executor::{Executor, ExecutorError, Interrupt, Observation};
-use crate::trial::process::{ProcessConfig, ProcessExecutor};
+use crate::trial::launcher::Place;
+use crate::trial::process::{Muster, ProcessConfig, ProcessExecutor};
 use crate::trial::spec::TrialSpec;
 
 /// What a member tells.
 #[derive(Debug)]
 pub(super) enum News {
-    /// Its device is open and it has met the others, or cannot be opened.
-    Opened(Result<DeviceFacts, ExecutorError>),
+    /// Its device is open, at this place, and it has met the others; or it cannot be opened.
+    Opened(Result<(DeviceFacts, Place), ExecutorError>),
     /// Its trial goes on.
     Saw(Observation),
     /// Its trial is over.
@@ -43,16 +44,20 @@ pub(super) struct Member {
 
 impl Member {
     /// Starts the thread, which opens its worker at once. `None` where the system refuses a thread.
-    pub(super) fn start(config: ProcessConfig, replica: Replica, news: Sender<(usize, News)>) -> Option<Self> {
+    pub(super) fn start(
+        config: ProcessConfig,
+        (replica, muster): (Replica, Muster),
+        news: Sender<(usize, News)>,
+    ) -> Option<Self> {
         let interrupt = Interrupt::default();
         let config = ProcessConfig { interrupt: interrupt.clone(), ..config };
         let rank = replica.rank;
         let (trials, asked) = bounded::<TrialSpec>(1);
         let work = move || {
-            let mut executor = ProcessExecutor::new(config).in_group(replica);
+            let mut executor = ProcessExecutor::new(config).in_group(replica, muster);
             // Nobody listens once the group is being ended.
             let tell = |what| news.send((rank, what)).is_ok();
-            let opened = executor.start();
+            let opened = executor.start().map(|facts| (facts, executor.place().clone()));
             let is_open = opened.is_ok();
             if !tell(News::Opened(opened)) || !is_open {
                 return;

@@ -10,6 +10,10 @@
 //! a silent one gives up a little before the driver does. So each says whom it lost and ends its trial; one that does not
 //! within a moment is ended. The outcome is that of the rank that began it, which the record names.
 //!
+//! Behind a launcher each rank is a job, or a step, of its own. None opens its device before all have begun, and all of
+//! them are to be on one machine. One that never begins, or is cancelled, ends the group as any other loss does, and every
+//! job of it is cancelled.
+//!
 //! A group in which all ranks completed runs the next trial. Any other is ended whole, and the next trial gets a new one:
 //! neither NCCL nor a half-done exchange can be mended.
 
@@ -22,19 +26,24 @@ use self::group::Group;
 use self::member::News;
 use self::merge::{CancelledBy, Part, merge};
 use super::executor::{Executor, ExecutorError, Observation};
-use super::outcome::{StepTimes, TrialRecord};
-use super::process::ProcessConfig;
+use super::exit_status::LEASE_EXPIRED;
+use super::launcher::Place;
+use super::outcome::{Outcome, StepTimes, TrialRecord};
+use super::process::{LEASES, ProcessConfig};
 use super::spec::TrialSpec;
 use super::worst_rank;
-use crate::device::DeviceFacts;
+use crate::device::{DeviceChoice, DeviceFacts};
 use crate::memory::{LimitSpec, MemorySample};
 use crate::units::Bytes;
 
+mod gathering;
 mod group;
 mod member;
 mod merge;
 #[cfg(test)]
 mod tests;
+
+pub use gathering::Gathering;
 
 /// How often a wait looks at the interrupt.
 const TICK: Duration = Duration::from_millis(50);
@@ -45,16 +54,27 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct ReplicaExecutor {
     config: ProcessConfig,
-    world: usize,
+    devices: Vec<DeviceChoice>,
     group: Option<Group>,
     facts: Option<DeviceFacts>,
+    /// Where the ranks of the last group ran.
+    places: Vec<Place>,
+    /// Groups started so far.
+    started: u32,
+    /// Whose turn it is to start one, where that matters.
+    gathering: Option<Gathering>,
 }
 
 impl ReplicaExecutor {
-    /// An executor of `world` replicas without a group; [`start`](Executor::start) brings one up. The workload's device is
-    /// that of rank 0, the other ranks have those after it.
-    pub fn new(config: ProcessConfig, world: usize) -> Self {
-        Self { config, world, group: None, facts: None }
+    /// An executor without a group; [`start`](Executor::start) brings one up, with a rank for each device.
+    pub fn new(config: ProcessConfig, devices: Vec<DeviceChoice>) -> Self {
+        Self { config, devices, group: None, facts: None, places: Vec::new(), started: 0, gathering: None }
+    }
+
+    /// The same for one of several executors behind a launcher, which start their groups one after the other.
+    #[must_use]
+    pub fn in_turn(self, gathering: Gathering) -> Self {
+        Self { gathering: Some(gathering), ..self }
     }
 
     /// A group whose devices are open: the one at hand, or a new one.
@@ -65,10 +85,11 @@ impl ReplicaExecutor {
         let free_by = Instant::now() + self.config.patience.baseline;
         loop {
             match self.open_group() {
-                // Memory of the group before may take a moment to come back.
-                Err(ExecutorError::DeviceUnavailable(_))
-                    if self.facts.is_some() && Instant::now() < free_by && !self.is_cancelled() =>
-                {
+                // Memory of the group before may take a moment to come back, and a scheduler that worked may have a
+                // moment of its own.
+                Err(
+                    ExecutorError::DeviceUnavailable(_) | ExecutorError::Launcher { .. } | ExecutorError::Apart { .. },
+                ) if self.facts.is_some() && Instant::now() < free_by && !self.is_cancelled() => {
                     std::thread::sleep(RETRY_PAUSE);
                 }
                 result => return result,
@@ -82,16 +103,22 @@ impl ReplicaExecutor {
             // C is that of the first group: trials under different limits cannot be compared.
             config.workload.limit = LimitSpec::Bytes(Bytes(facts.limit_bytes));
         }
-        let group = Group::start(&config, self.world)?;
-        let mut of_ranks: Vec<Option<DeviceFacts>> = vec![None; self.world];
+        let gathering = self.gathering.clone();
+        let _turn = match &gathering {
+            Some(gathering) => Some(gathering.turn(|| self.is_cancelled()).ok_or(ExecutorError::Cancelled)?),
+            None => None,
+        };
+        self.started = self.started.saturating_add(1);
+        let group = Group::start(&config, &self.devices, self.started)?;
+        let mut of_ranks: Vec<Option<(DeviceFacts, Place)>> = vec![None; self.devices.len()];
         while of_ranks.iter().any(Option::is_none) {
             if self.is_cancelled() {
                 return Err(ExecutorError::Cancelled);
             }
             match group.news(TICK) {
-                Ok((rank, News::Opened(Ok(facts)))) => {
-                    if let Some(place) = of_ranks.get_mut(rank) {
-                        *place = Some(facts);
+                Ok((rank, News::Opened(Ok(opened)))) => {
+                    if let Some(of_rank) = of_ranks.get_mut(rank) {
+                        *of_rank = Some(opened);
                     }
                 }
                 Ok((rank, News::Opened(Err(error)))) => return Err(of_rank(rank, error)),
@@ -101,7 +128,9 @@ impl ReplicaExecutor {
                 }
             }
         }
-        self.facts = self.facts.take().or_else(|| weakest(of_ranks.into_iter().flatten()));
+        let (facts, places): (Vec<DeviceFacts>, Vec<Place>) = of_ranks.into_iter().flatten().unzip();
+        self.places = places;
+        self.facts = self.facts.take().or_else(|| weakest(facts.into_iter()));
         Ok(group)
     }
 
@@ -126,19 +155,31 @@ impl Executor for ReplicaExecutor {
         if self.is_cancelled() {
             return Ok(TrialRecord::begun(spec));
         }
+        let mut leases = LEASES;
         loop {
             let is_used = self.group.is_some();
             let mut group = match self.ready_group() {
                 Ok(group) => group,
                 Err(ExecutorError::Cancelled) => return Ok(TrialRecord::begun(spec)),
+                Err(ExecutorError::NotStarted { seconds, log, .. }) => {
+                    let (outcome, seconds) = (Outcome::NotStarted { seconds, log }, started.elapsed().as_secs_f64());
+                    return Ok(TrialRecord { outcome, seconds, ..TrialRecord::begun(spec) });
+                }
                 Err(error) => return Err(error),
             };
             group.run(spec);
-            let mut watch = Watch::new(&self.config, self.world, spec);
+            let mut watch = Watch::new(&self.config, self.devices.len(), spec);
             match watch.follow(&mut group, observe) {
                 Ok(is_whole) => {
                     let by = if self.is_cancelled() { CancelledBy::Driver } else { CancelledBy::Group };
                     let record = merge(watch.parts(), by).unwrap_or_else(|| TrialRecord::begun(spec));
+                    // The ranks waited for us in vain: this process stood still.
+                    if matches!(record.outcome, Outcome::Crashed { signal: None, status: Some(LEASE_EXPIRED), .. })
+                        && leases > 0
+                    {
+                        leases -= 1;
+                        continue;
+                    }
                     if is_whole && record.completed() {
                         self.group = Some(group);
                     }
@@ -150,6 +191,10 @@ impl Executor for ReplicaExecutor {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    fn places(&self) -> Vec<Place> {
+        self.places.clone()
     }
 }
 

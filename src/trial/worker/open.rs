@@ -11,7 +11,7 @@ use crate::data::lengths::{Lengths, Longest};
 use crate::data::loader::{Batches, Loader, LoaderConfig};
 use crate::data::rules::BatchRules;
 use crate::data::{self, Batch, Dataset};
-use crate::device::collective::Replica;
+use crate::device::collective::{Cards, Replica};
 use crate::device::{self, DeviceChoice, DeviceSession, StepError};
 use crate::model::{BuildContext, Family, ModelError, Registry};
 use crate::text::with_causes;
@@ -182,12 +182,16 @@ fn longest(trial: &TrialSpec) -> Longest {
 /// a default trial's measured steps, where the median passes over it.
 const LONGEST_EVERY: u64 = 16;
 
-/// The device of a replica: the one it was given, or the one of its rank where the choice is left to it.
+/// The device of a replica: the one it was given, or the [card of its rank](Replica::card) where the choice is left to it.
 fn device_of(choice: DeviceChoice, replica: Option<&Replica>) -> Result<DeviceChoice, device::DeviceError> {
-    match (choice, replica) {
-        (DeviceChoice::Auto, Some(replica)) if device::cuda::is_present()? => Ok(DeviceChoice::Cuda(replica.rank)),
-        (choice, _) => Ok(choice),
-    }
+    let Some(replica) = replica else { return Ok(choice) };
+    let first = match (choice, replica.cards) {
+        (DeviceChoice::Auto, _) if device::cuda::is_present()? => 0,
+        (DeviceChoice::Cuda(first), Cards::Assigned) => first,
+        (choice, _) => return Ok(choice),
+    };
+    let seen = device::visible::count().saturating_sub(first);
+    Ok(DeviceChoice::Cuda(first.saturating_add(replica.card(seen))))
 }
 
 struct Stock<'a> {
