@@ -82,6 +82,7 @@ const TESTS: &[Test] = tests![
     a_worker_that_cannot_start_is_an_error_that_says_why,
     an_automatic_limit_is_pinned_for_the_workers_after_the_first,
     the_first_interrupt_waits_for_the_step_and_the_second_for_nothing,
+    an_interrupt_before_the_first_step_waits_for_no_build,
     the_end_of_the_budget_ends_a_trial,
     a_real_worker_refuses_a_workload_that_it_does_not_know,
     a_real_worker_leaves_at_the_end_of_its_input_whatever_it_is_doing,
@@ -661,6 +662,23 @@ fn the_first_interrupt_waits_for_the_step_and_the_second_for_nothing() {
     let pids = stage.pids().len();
     assert_eq!(stage.run(2).outcome, Outcome::Cancelled);
     assert_eq!(stage.pids().len(), pids);
+    stage.close();
+}
+
+fn an_interrupt_before_the_first_step_waits_for_no_build() {
+    let mut stage = Stage::with("hangs_before_its_first_step", |config| {
+        config.patience.stop = Duration::from_millis(100);
+        // The test would hang.
+        config.patience.build = PATIENCE * 2;
+    });
+    let interrupt = stage.interrupt.clone();
+    let record = stage.executor().run(&spec(1, Purpose::Ladder), &mut |seen| {
+        // It says that it builds.
+        if matches!(seen, Observation::Log(_)) {
+            interrupt.request();
+        }
+    });
+    assert_eq!(record.unwrap().outcome, Outcome::Cancelled);
     stage.close();
 }
 

@@ -36,7 +36,7 @@ use crate::trial::{Interrupt, Outlook, Point, TrialRecord};
 
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let loaded = check::load(&args.plan, registry)?;
-    for note in loaded.notes() {
+    for note in loaded.notes(registry) {
         say(&format!("note: {note}"));
     }
     let plan = &loaded.plan;
@@ -199,8 +199,8 @@ fn default_study(name: &str) -> PathBuf {
     Path::new(".tune").join(if name.is_empty() { "study" } else { name })
 }
 
-/// The first Ctrl-C (or TERM, or HUP when the terminal is closed) finishes the step and saves, the second stops at once,
-/// and the third ends the process by the signal itself: this one may hang in a file system that does not answer.
+/// The first Ctrl-C (or TERM, or HUP when the terminal is closed) finishes the step (a trial without any is given up) and
+/// saves, the second stops at once, and the third ends the process by the signal itself: this one may hang in a file system that does not answer.
 ///
 /// A file that reaches its limit (`ulimit -f`) is an error of the write, not this process's end.
 pub(super) fn watch_for_signals(interrupt: &Interrupt) -> Result<(), Error> {

@@ -9,6 +9,7 @@ use crate::data::{self, DataError};
 use crate::model::{ModelError, Registry, Weights};
 use crate::search::{Space, length_probes};
 use crate::text::with_causes;
+use crate::train::BatchNorm;
 use crate::trial::command::{CommandSpec, Placeholder};
 use crate::trial::launcher::LauncherSpec;
 use crate::units::plural;
@@ -60,7 +61,7 @@ impl Loaded {
     }
 
     /// What is allowed and still worth a word.
-    pub fn notes(&self) -> Vec<String> {
+    pub fn notes(&self, registry: &Registry) -> Vec<String> {
         let space = Space::new(&self.plan);
         let command = self.plan.command();
         let of_command = [
@@ -70,8 +71,10 @@ impl Loaded {
         ];
         let of_launcher = self.plan.launcher.as_ref().and_then(launcher_note);
         let of_target = near_targets_note(&self.plan.target, &space);
+        let of_model = batch_norm_note(&self.plan, registry);
         let of_devices = [of_launcher, idle_note(&self.plan)];
-        of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_devices.into_iter().flatten()).collect()
+        let single = of_target.into_iter().chain(of_model);
+        single.chain(of_command.into_iter().flatten()).chain(of_devices.into_iter().flatten()).collect()
     }
 }
 
@@ -97,6 +100,16 @@ fn idle_note(plan: &Plan) -> Option<String> {
     (idle > 0).then(|| match count / replicas {
         0 => format!("a trial takes {replicas} {what}s (`target.replicas`), more than {all}: one runs at a time"),
         _ => format!("{idle} of {all} {run} nothing: a trial takes {replicas} (`target.replicas`)"),
+    })
+}
+
+/// A model without batch normalisation has no statistics to be frozen or shared.
+fn batch_norm_note(plan: &Plan, registry: &Registry) -> Option<String> {
+    let Subject::Model(model) = &plan.subject else { return None };
+    let family = registry.get(&model.family).ok()?;
+    (plan.train.batch_norm != BatchNorm::Train && !family.has_batch_norm()).then(|| {
+        let name = family.name();
+        format!("`train.batch_norm` does nothing: models of family `{name}` have no batch normalisation")
     })
 }
 
@@ -201,7 +214,8 @@ mod tests {
     fn what_is_left_over_by_groups_of_replicas_gets_a_note() {
         let notes = |replicas: usize, rest: &str| {
             let model = "model: {family: gpt, preset: nano}\n";
-            load(&format!("{model}target: {{batch_size: 64, replicas: {replicas}, tolerance: 50%}}\n{rest}\n")).notes()
+            load(&format!("{model}target: {{batch_size: 64, replicas: {replicas}, tolerance: 50%}}\n{rest}\n"))
+                .notes(&Registry::builtin())
         };
         let three = "devices: [cpu, cpu, cpu]";
         assert_eq!(notes(2, three), ["1 of 3 devices runs nothing: a trial takes 2 (`target.replicas`)"]);
@@ -215,8 +229,10 @@ mod tests {
 
     #[test]
     fn a_launcher_that_is_not_told_how_many_ranks_to_start_gets_a_note() {
-        let notes =
-            |run: &str| load(&format!("command: {{run: [{run}]}}\ntarget: {{batch_size: 64, replicas: 2}}\n")).notes();
+        let notes = |run: &str| {
+            load(&format!("command: {{run: [{run}]}}\ntarget: {{batch_size: 64, replicas: 2}}\n"))
+                .notes(&Registry::builtin())
+        };
         assert_eq!(notes("torchrun, \"--nproc-per-node={replicas}\", \"{batch_size}\""), [""; 0]);
         let said = notes("torchrun, \"{batch_size}\"");
         assert!(said.len() == 1 && said[0].contains("start 2 ranks by itself"), "{said:?}");
@@ -234,7 +250,7 @@ mod tests {
     fn a_program_that_is_not_told_the_length_gets_a_note_where_lengths_vary() {
         let notes = |options: &str, data: &str| {
             let run = format!("command: {{run: [train, \"{{batch_size}}\"{options}]}}\n");
-            load(&format!("{run}target: {{batch_size: 8}}\n{data}")).notes()
+            load(&format!("{run}target: {{batch_size: 8}}\n{data}")).notes(&Registry::builtin())
         };
         let varying = "data: {sequence_length: {min: 16, max: 128}}\n";
         assert!(notes("", varying)[0].contains("the whole run is not forecast"), "{:?}", notes("", varying));
@@ -242,10 +258,29 @@ mod tests {
     }
 
     #[test]
+    fn batch_norm_of_a_model_that_has_none_gets_a_note() {
+        let notes = |family: &str, batch_norm: &str, replicas: usize| {
+            let model = format!("model: {{family: {family}, preset: nano}}\ntrain: {{batch_norm: {batch_norm}}}\n");
+            load(&format!("{model}target: {{batch_size: 8, replicas: {replicas}}}\n")).notes(&Registry::builtin())
+        };
+        let said = notes("vit", "frozen", 1);
+        assert!(
+            said.len() == 1 && said[0].contains("`train.batch_norm` does nothing: models of family `vit`"),
+            "{said:?}"
+        );
+        assert_eq!(notes("gpt", "sync", 2).len(), 1);
+        assert_eq!([notes("gpt", "train", 1), notes("resnet", "frozen", 1)], [const { Vec::<String>::new() }; 2]);
+    }
+
+    #[test]
     fn a_prime_target_gets_a_note_that_names_better_ones() {
         let loaded = load("model: {family: gpt, preset: nano}\ntarget: {batch_size: 61}\n");
-        let notes = loaded.notes();
+        let notes = loaded.notes(&Registry::builtin());
         assert!(notes[0].contains("60 and 64"), "{notes:?}");
-        assert!(load("model: {family: gpt, preset: nano}\ntarget: {batch_size: 64}\n").notes().is_empty());
+        assert!(
+            load("model: {family: gpt, preset: nano}\ntarget: {batch_size: 64}\n")
+                .notes(&Registry::builtin())
+                .is_empty()
+        );
     }
 }

@@ -36,6 +36,7 @@ pub mod vit;
 mod weights;
 
 pub use batch_norm::Statistics;
+pub use hugging_face::Place;
 pub use parameters::{Buffers, Parameters};
 pub use segments::{Pass, Segmented, Segments};
 pub use spec::ModelSpec;
@@ -96,6 +97,12 @@ pub trait Family: Send + Sync {
     /// Scalar parameters of a model, without building it; `None` where the family cannot say.
     fn parameter_count(&self, _spec: &ModelSpec) -> Result<Option<u64>, ModelError> {
         Ok(None)
+    }
+
+    /// Whether its models normalise over batches, so that `train.batch_norm` means something to them. A family that does
+    /// not say is believed to.
+    fn has_batch_norm(&self) -> bool {
+        true
     }
 
     /// Builds the model with initialised parameters.
@@ -218,10 +225,12 @@ pub enum ModelError {
         reason: String,
     },
     /// A `config.json` that cannot be read, or is not the family's.
-    #[error("cannot use `model.config` `{}`: {reason}", path.display())]
+    #[error("cannot use `model.config` `{}{}`: {reason}", path.display(), place.map_or_else(String::new, |place| place.to_string()))]
     Config {
         /// Which.
         path: PathBuf,
+        /// Where in it, if it is about one place.
+        place: Option<Place>,
         /// Why not.
         reason: String,
     },

@@ -124,7 +124,10 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
             raw(&step);
             sleep_for_ever();
         }
-        "hangs_before_its_first_step" => sleep_for_ever(),
+        "hangs_before_its_first_step" => {
+            let _ = writeln!(io::stderr(), "building");
+            sleep_for_ever();
+        }
         "ignores_sigterm_and_hangs" => {
             signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::new(AtomicBool::new(false)))
                 .expect("a handler can be set");

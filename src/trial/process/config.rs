@@ -45,7 +45,7 @@ pub struct Patience {
     pub build: Duration,
     /// Without a finished step.
     pub step: Duration,
-    /// After the budget has ended, for the running step.
+    /// After the budget has ended, for the running step; after an interrupt, for the first one.
     pub stop: Duration,
     /// For a worker to leave when its input ends, before it is sent SIGTERM.
     pub leave: Duration,

@@ -77,7 +77,7 @@ enum Stop {
     NotAsked,
     /// By the user, who waits for the running step.
     Asked,
-    /// By the budget, which does not wait for longer than this.
+    /// By the budget, or by the user before there was any step to wait for: not for longer than this.
     Until(Instant),
 }
 
@@ -140,13 +140,15 @@ impl<'a> Watch<'a> {
         if self.config.interrupt.at_once() {
             return Some(Ending::Cancelled(Manner::AtOnce));
         }
+        let soon = Stop::Until(now + self.config.patience.stop);
         if self.config.interrupt.requested() && self.stop == Stop::NotAsked {
             worker.send(&ToWorker::Stop);
-            self.stop = Stop::Asked;
+            // A large model is built for minutes, in which the worker looks at nothing, and there is nothing to finish yet.
+            self.stop = if self.steps == 0 { soon } else { Stop::Asked };
         }
         if self.config.deadline.is_some_and(|deadline| now >= deadline) && !matches!(self.stop, Stop::Until(_)) {
             worker.send(&ToWorker::Stop);
-            self.stop = Stop::Until(now + self.config.patience.stop);
+            self.stop = soon;
         }
         if matches!(self.stop, Stop::Until(until) if now >= until) {
             return Some(Ending::Cancelled(Manner::AtOnce));

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -98,6 +99,9 @@ fn lives(process: i32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, fields)| !fields.starts_with(['Z', 'X']))
 }
 
+const HAS_HANDLERS: &str = "import signal\nprint([(s, signal.getsignal(s)) for s in map(int, signal.valid_signals())])\n\
+    print(signal.pthread_sigmask(signal.SIG_BLOCK, []))\n";
+
 /// Scripts whose end and output must not depend on how they were started.
 const SCRIPTS: &[(&str, &str)] = &[
     ("ends_well", "print('done')"),
@@ -113,8 +117,17 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("does_not_parse", "print(1\nx = = 2\n"),
     ("has_a_coding", "# coding: latin-1\nprint('é')\n"),
     ("is_interrupted", "raise KeyboardInterrupt"),
-    ("interrupts_itself", "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"),
-    ("is_terminated", "import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"),
+    // A shell's background job is started with the signal ignored, which the next one inherits.
+    (
+        "interrupts_itself",
+        "import os, signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n\
+         os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n",
+    ),
+    (
+        "is_terminated",
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\n\
+         os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)\n",
+    ),
     ("aborts", "import os; print('lost'); os.abort()"),
     ("leaves_at_once", "import os, atexit; atexit.register(print, 'never'); print('lost'); os._exit(3)"),
     ("has_exit_handlers", "import atexit; atexit.register(print, 'handler'); print('body', end='')"),
@@ -150,10 +163,7 @@ const SCRIPTS: &[(&str, &str)] = &[
         "import sys; print([(s.encoding, s.errors, s.line_buffering) for s in (sys.stdin, sys.stdout, sys.stderr)])",
     ),
     ("has_descriptors", "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"),
-    (
-        "has_handlers",
-        "import signal\nprint([(s, signal.getsignal(s)) for s in map(int, signal.valid_signals()) if s not in (2,)])\n",
-    ),
+    ("has_handlers", HAS_HANDLERS),
     ("is_expendable", "print(open('/proc/self/oom_score_adj').read())"),
     ("imports_beside_itself", "import beside; print(beside.VALUE)"),
     ("imports_relatively", "from . import beside"),
@@ -211,7 +221,6 @@ fn scripts() -> Folder {
 #[test]
 fn a_fork_and_a_process_of_its_own_cannot_be_told_apart() {
     let folder = scripts();
-    let (mut plain, mut warm) = (plain(), warm());
     let mut commands: Vec<Vec<String>> =
         SCRIPTS.iter().map(|(name, _)| vec![format!("{name}.py"), "--lr".to_owned(), "ü 1".to_owned()]).collect();
     let more: &[&[&str]] = &[
@@ -230,6 +239,12 @@ fn a_fork_and_a_process_of_its_own_cannot_be_told_apart() {
     ];
     commands.extend(more.iter().map(|words| words.iter().map(|&word| word.to_owned()).collect()));
     commands.push(vec![folder.path().join("sub/script.py").display().to_string()]);
+    assert_alike(&folder, &commands);
+}
+
+/// Runs each as a process of its own and as a fork, and compares what is seen of the two.
+fn assert_alike(folder: &Folder, commands: &[Vec<String>]) {
+    let (mut plain, mut warm) = (plain(), warm());
     let mut differences = Vec::new();
     for (number, command) in commands.iter().enumerate() {
         let mut launch = folder.launch(&["python3"]);
@@ -242,6 +257,25 @@ fn a_fork_and_a_process_of_its_own_cannot_be_told_apart() {
         }
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+#[test]
+fn a_fork_handles_signals_as_a_process_of_its_own_does() {
+    let folder = Folder::with(&[("has_handlers.py", HAS_HANDLERS)]);
+    assert_alike(&folder, &[vec!["has_handlers.py".to_owned()]]);
+}
+
+#[test]
+fn what_is_ignored_when_tune_starts_is_ignored_by_a_fork_as_by_a_process_of_its_own() {
+    // What is ignored is inherited, so it takes a process that is started so: the test above, once more.
+    let again = Command::new("sh")
+        .args(["-c", "trap '' HUP INT USR1; exec \"$@\"", "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "trial::spawn::tests::a_fork_handles_signals_as_a_process_of_its_own_does"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&again.stdout);
+    assert!(again.status.success() && said.contains("1 passed"), "{said}");
 }
 
 #[test]
