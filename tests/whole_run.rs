@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use batchtune::config::plan::Subject;
 use batchtune::config::{self, Plan};
@@ -24,7 +24,7 @@ use batchtune::search::knowledge::probed::{Probed, RunTerms, Terms};
 use batchtune::train::trainer::Trainer;
 use batchtune::trial::journal::{self, Contents, Entry};
 use batchtune::trial::spec::recording_path;
-use batchtune::trial::{Point, TrialRecord};
+use batchtune::trial::{Outlook, Point, TrialRecord};
 use batchtune::units::Bytes;
 
 batchtune::declare_allocator!();
@@ -33,22 +33,38 @@ const STEPS: u32 = 40;
 const SOAK_STEPS: u32 = 6;
 const STAGED: usize = 1;
 
-fn study(folder: &Path) -> (Plan, Contents) {
+/// The virtual device is one at a time in a process.
+static DEVICE: Mutex<()> = Mutex::new(());
+
+/// A study of one batch size, which ends with a status.
+fn study(folder: &Path, batch_size: usize, terms: &str, status: i32) -> (Plan, Contents) {
     let path = folder.join("model.yaml");
     let text = format!(
-        "version: 1\ndevice: cpu\nseed: 3\nmodel: {{family: gpt, preset: nano, layers: 1, heads: 2, hidden_size: 192, \
+        "version: 1\ndevice: cpu\nmodel: {{family: gpt, preset: nano, layers: 1, heads: 2, hidden_size: 192, \
          vocabulary_size: 101, sequence_length: 64}}\n\
          data: {{source: synthetic, sequence_length: {{min: 8, max: 64}}, pin_memory: false}}\n\
-         target: {{batch_size: 2}}\n\
+         target: {{batch_size: {batch_size}}}\n\
          search: {{loader_workers: [0], device_prefetch: [{STAGED}], accumulation_steps: [1]}}\n\
-         trial: {{warmup_steps: 1, steps: 3, soak_steps: {SOAK_STEPS}}}\nmemory: {{limit: 2GiB}}\n\
-         safety: {{horizon_steps: {STEPS}}}\n"
+         trial: {{warmup_steps: 1, steps: 3, soak_steps: {SOAK_STEPS}}}\n{terms}"
     );
     std::fs::write(&path, text).unwrap();
     let mut tune = assert_cmd::Command::cargo_bin("tune").unwrap();
     tune.current_dir(folder).args(["--config", "model.yaml", "--output", "found.yaml", "--study", "study"]);
-    tune.timeout(std::time::Duration::from_secs(240)).assert().success();
+    tune.timeout(std::time::Duration::from_secs(240)).assert().code(status);
     (config::load(&path, &[]).unwrap().plan, journal::read(&folder.join("study/journal.jsonl")).unwrap())
+}
+
+fn found(folder: &Path) -> serde_json::Value {
+    serde_yaml::from_str(&std::fs::read_to_string(folder.join("found.yaml")).unwrap()).unwrap()
+}
+
+/// The whole run that a study played, the only one.
+fn played(contents: &Contents) -> (&Outlook, &LongRunFigures) {
+    let played = contents.entries.iter().find_map(|entry| match entry {
+        Entry::WholeRun { outlook, runs, .. } => Some((outlook, &runs.first()?.figures)),
+        _ => None,
+    });
+    played.unwrap()
 }
 
 /// As many samples as the search trained on; what is in them does not matter to memory.
@@ -84,6 +100,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// V at its highest in every step, and the step that memory ran out in.
     fn train(&self) -> (Vec<u64>, Option<u32>) {
+        let _alone = DEVICE.lock();
         let limit = LimitSpec::Bytes(Bytes(self.limit_bytes));
         let mut session = device::open(DeviceChoice::Cpu, limit, AllocatorKind::Native).unwrap();
         session.begin_trial().unwrap();
@@ -142,6 +159,7 @@ fn foretold(plan: &Plan, records: &[&TrialRecord], folder: &Path, limit_bytes: u
         seed: plan.seed,
         evaluate_every: None,
         checkpoint_every: None,
+        replicas: 1,
     };
     let (allocator, planned) = (AllocatorKind::Native, AllocatorKind::Auto);
     let terms = Terms { limit_bytes, allocator, alloc_conf: None, planned, safety: plan.safety, run: Some(run) };
@@ -161,19 +179,15 @@ fn foretold(plan: &Plan, records: &[&TrialRecord], folder: &Path, limit_bytes: u
 #[test]
 fn a_search_foretells_every_step_of_the_run_that_comes_and_the_step_that_memory_runs_out_in() {
     let folder = tempfile::tempdir().unwrap();
-    let (plan, contents) = study(folder.path());
+    let terms = format!("seed: 3\nmemory: {{limit: 2GiB}}\nsafety: {{horizon_steps: {STEPS}}}\n");
+    let (plan, contents) = study(folder.path(), 2, &terms, 0);
     let records: Vec<&TrialRecord> = contents.finished().map(|(record, _)| record).collect();
     let soak = records.last().unwrap();
     assert!(soak.spec.is_soak());
     let outlook = soak.outlook.as_ref().unwrap();
     assert_eq!((outlook.method, outlook.steps, &outlook.breach), (Method::Exact, STEPS, &None), "{}", outlook.reason);
-    let runs = contents.entries.iter().find_map(|entry| match entry {
-        Entry::WholeRun { runs, .. } => Some(runs),
-        _ => None,
-    });
-    let figures = &runs.unwrap().first().unwrap().figures;
-    let found: serde_json::Value =
-        serde_yaml::from_str(&std::fs::read_to_string(folder.path().join("found.yaml")).unwrap()).unwrap();
+    let (_, figures) = played(&contents);
+    let found = found(folder.path());
     assert_eq!(found["status"], "safe");
     let check = found["checks"].as_array().unwrap().iter().find(|check| check["rule"] == "whole_run").unwrap();
     assert_eq!((&check["passed"], &check["warning"]), (&true.into(), &false.into()), "{check}");
@@ -197,4 +211,47 @@ fn a_search_foretells_every_step_of_the_run_that_comes_and_the_step_that_memory_
         ends.extend(real);
     }
     assert!(ends.iter().any(|step| *step > SOAK_STEPS), "later than any step of the soak: {ends:?}");
+}
+
+#[test]
+fn a_size_whose_run_breaks_is_refused_with_the_step_in_which_it_does_and_with_what_would_make_it_last() {
+    let folder = tempfile::tempdir().unwrap();
+    // All that a trial or a soak sees is 20 % fragmented; the order of lengths that this seed gives makes it more.
+    let terms = format!(
+        "seed: 9\nmemory: {{limit: 200MiB}}\nsafety: {{horizon_steps: {STEPS}, fragmentation_threshold: 25%}}\n"
+    );
+    let (plan, contents) = study(folder.path(), 8, &terms, 3);
+    let records: Vec<&TrialRecord> = contents.finished().map(|(record, _)| record).collect();
+    assert!(records.iter().all(|record| record.completed() && !record.spec.is_soak()), "it is never soaked");
+    let (outlook, figures) = played(&contents);
+    let breach = outlook.breach.as_ref().unwrap();
+    assert!(breach.step > SOAK_STEPS, "{}", breach.reason);
+
+    let found = found(folder.path());
+    assert_eq!((&found["status"], &found["recommended"]), (&"none".into(), &serde_json::Value::Null));
+    let reason = found["rejected"].as_array().unwrap().iter().find_map(|rejected| {
+        let reason = rejected["reason"].as_str()?;
+        (rejected["batch_size"] == 8).then_some(reason)
+    });
+    let reason = reason.unwrap();
+    assert!(reason.starts_with("its whole run breaks by forecast: "), "{reason}");
+    assert!(reason.contains(&format!(" of memory fragmented at step {}, above the threshold of 25%", breach.step)));
+    // Another shape would help, and nobody has proved it.
+    let others = found["alternatives"].as_array().unwrap();
+    assert!(!others.is_empty() && others.iter().all(|other| other["basis"] == "forecast"), "{found}");
+    for other in others {
+        let remedy = &other["remedy"];
+        assert_eq!((&other["batch_size"], &other["samples_per_second"]), (&8.into(), &serde_json::Value::Null));
+        assert_eq!(remedy["as_it_is"]["breach"]["step"], breach.step);
+        assert!(remedy["run"]["breach"].is_null() && !remedy["changes"].as_object().unwrap().is_empty(), "{remedy}");
+        assert_eq!(remedy["run"]["peak_reserved_bytes"], other["peak_reserved_bytes"]);
+    }
+
+    // The run itself holds what was foretold, and so it would have come to that.
+    let Subject::Model(model) = &plan.subject else { panic!("a model is tuned") };
+    let measured = records.iter().find(|record| record.spec.point.batch_size == 8).unwrap();
+    let samples = measured.measurement.as_ref().unwrap().training_samples.unwrap();
+    let run = Run { plan: &plan, model, point: &measured.spec.point, samples, limit_bytes: outlook.limit_bytes };
+    let forecast: Vec<u64> = figures.points.iter().map(|point| point.peak_reserved_bytes).collect();
+    assert_eq!(run.train(), (forecast, None));
 }

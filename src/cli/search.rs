@@ -32,6 +32,7 @@ use crate::search::knowledge::Nothing;
 use crate::search::{Ask, History, strategy};
 use crate::text::{harmless, with_causes};
 use crate::trial::journal::{self, Header, Journal, StudyLock};
+use crate::trial::remedies::RunRemedies;
 use crate::trial::{Interrupt, Outlook, Point, TrialRecord};
 
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
@@ -99,6 +100,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         interrupt,
         finished: opened.finished,
         foretold: opened.foretold,
+        remedied: opened.remedied,
         started: opened.started,
     }
     .run()
@@ -171,6 +173,7 @@ struct OpenedStudy {
     journal: Journal,
     finished: Vec<TrialRecord>,
     foretold: Vec<(Point, Outlook)>,
+    remedied: Vec<(Point, RunRemedies)>,
     started: String,
 }
 
@@ -182,12 +185,14 @@ impl OpenedStudy {
             contents.header.expect_plan(&plan.sha256()).map_err(failed)?;
             let finished = contents.finished().map(|(record, _)| record.clone()).collect();
             let foretold = contents.foretold().map(|(point, outlook)| (point.clone(), outlook.clone())).collect();
-            return Ok(Self { journal, finished, foretold, started: contents.header.started });
+            let remedied = contents.remedied().map(|(point, found)| (point.clone(), found.clone())).collect();
+            return Ok(Self { journal, finished, foretold, remedied, started: contents.header.started });
         }
         let plan_value = serde_json::to_value(plan).unwrap_or_default();
         let header = Header::new(&plan.sha256(), plan_value);
         let journal = Journal::create(lock, &header).map_err(failed)?;
-        Ok(Self { journal, finished: Vec::new(), foretold: Vec::new(), started: header.started })
+        let (finished, foretold, remedied) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { journal, finished, foretold, remedied, started: header.started })
     }
 }
 

@@ -127,6 +127,28 @@ impl Order {
         self.shard.places(end - first).map(|place| self.in_epoch(epoch, first + place)).collect()
     }
 
+    /// The sample that this replica takes as its `number`th, counted from 0; `None` without any. What batch it is in follows
+    /// from the batch size where no batch is smaller, so that is what this is asked of.
+    pub fn sample(&self, number: u64) -> Option<Place> {
+        let (samples, size) = (self.samples as u64, self.whole_batch() as u64);
+        let (batch, place) = (number.checked_div(self.batch_size as u64)?, number.checked_rem(self.batch_size as u64)?);
+        let place = place + (self.batch_size as u64).saturating_mul(self.shard.rank as u64);
+        Some(match samples.checked_div(size)? {
+            0 => self.at(batch.wrapping_mul(size).wrapping_add(place)),
+            batches => self.in_epoch(batch / batches, batch % batches * size + place),
+        })
+    }
+
+    /// Batches of an epoch, on each replica.
+    pub fn batches_of_an_epoch(&self) -> u64 {
+        let (samples, size) = (self.samples as u64, (self.whole_batch() as u64).max(1));
+        let batches = match self.last_batch {
+            LastBatch::Drop => samples / size,
+            LastBatch::Keep => samples.div_ceil(size),
+        };
+        batches.max(1)
+    }
+
     /// The sample at a place in the row of all epochs.
     fn at(&self, place: u64) -> Place {
         let samples = self.samples as u64;
@@ -260,5 +282,22 @@ mod tests {
                 }
             }
         }
+    }
+    #[test]
+    fn samples_one_by_one_are_those_of_the_batches() {
+        for (samples, size, world) in [(100, 3, 4), (96, 4, 2), (7, 5, 3), (26, 4, 1), (0, 4, 1)] {
+            for rank in 0..world {
+                let order = Order::new(samples, size, 5).with_shard(Shard { rank, world });
+                let batches: Vec<Place> = (0..40).flat_map(|number| order.batch(number)).collect();
+                let one_by_one: Vec<Place> = (0..40 * size as u64).filter_map(|number| order.sample(number)).collect();
+                assert_eq!(one_by_one, batches, "{samples} {size} {rank} of {world}");
+            }
+        }
+        assert_eq!(Order::new(4, 0, 1).sample(3), None);
+        let kept = Order::new(10, 4, 1).with_last_batch(LastBatch::Keep);
+        assert_eq!(
+            [Order::new(10, 4, 1), kept, Order::new(3, 8, 1)].map(|order| order.batches_of_an_epoch()),
+            [2, 3, 1]
+        );
     }
 }

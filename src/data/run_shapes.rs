@@ -7,9 +7,9 @@
 //!
 //! Trials put the longest batch in now and then ([`Longest`](super::lengths::Longest)); a run has it when it comes.
 
-use super::DataSpec;
 use super::lengths::Lengths;
-use super::order::Order;
+use super::order::{Order, Shard};
+use super::{DataSpec, LastBatch};
 
 /// What a batch is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +35,22 @@ impl RunShapes {
         Self { order, lengths: Lengths::of(spec, seed), batch_size }
     }
 
+    /// Those of one replica's part of the batches, so many samples on each.
+    #[must_use]
+    pub fn with_shard(self, shard: Shard) -> Self {
+        Self { order: self.order.with_shard(shard), ..self }
+    }
+
+    /// Its samples one by one; `None` where all have one length. A smaller batch at the end of an epoch is not among them.
+    pub fn samples(&self) -> Option<RunSamples> {
+        Some(RunSamples { order: self.order.with_last_batch(LastBatch::Drop), lengths: self.lengths? })
+    }
+
+    /// Batches of an epoch.
+    pub fn steps_of_an_epoch(&self) -> u64 {
+        self.order.batches_of_an_epoch()
+    }
+
     /// The batch of a step, counted from 0.
     pub fn at(&self, step: u64) -> BatchShape {
         let places = self.order.batch(step);
@@ -58,6 +74,25 @@ impl RunShapes {
     /// A full batch that is as long as any can be.
     pub fn longest(&self) -> BatchShape {
         BatchShape { samples: self.batch_size, length: self.lengths.map(|lengths| lengths.longest()) }
+    }
+}
+
+/// The samples of a run by their lengths.
+#[derive(Clone, Copy, Debug)]
+pub struct RunSamples {
+    order: Order,
+    lengths: Lengths,
+}
+
+impl RunSamples {
+    /// The tokens of the run's `number`th sample, counted from 0; 0 without any.
+    pub fn length(&self, number: u64) -> usize {
+        self.order.sample(number).map_or(0, |place| self.lengths.of_sample(place))
+    }
+
+    /// The most tokens that any has.
+    pub fn longest(&self) -> usize {
+        self.lengths.longest()
     }
 }
 

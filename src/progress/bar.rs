@@ -48,6 +48,17 @@ impl Bar {
         bar.enable_steady_tick(TICK);
     }
 
+    /// How far a forecast is.
+    fn play(&mut self, prefix: &str, step: u32, total: u32) {
+        if step == 0 {
+            self.begin(None, u64::from(total), prefix);
+        }
+        let bar = self.of(None);
+        bar.set_length(u64::from(total));
+        bar.set_position(u64::from(step));
+        bar.set_message("steps");
+    }
+
     fn say(&self, event: &Event) {
         if let Some(line) = plain::line(event) {
             // Printing past the bars would tear them. Where nothing can be printed the line is lost.
@@ -75,14 +86,10 @@ impl Reporter for Bar {
                 bar.set_message(format!("{:.1} ms, {loss}", times.total_ms));
             }
             Event::RunPlaying { point, step, total } => {
-                if *step == 0 {
-                    let prefix = format!("forecast of the whole run, batch {}", point.batch_size);
-                    self.begin(None, u64::from(*total), &prefix);
-                }
-                let bar = self.of(None);
-                bar.set_length(u64::from(*total));
-                bar.set_position(u64::from(*step));
-                bar.set_message("steps");
+                self.play(&format!("forecast of the whole run, batch {}", point.batch_size), *step, *total);
+            }
+            Event::RemediesPlaying { point, step, total } => {
+                self.play(&format!("other shapes for the whole run, batch {}", point.batch_size), *step, *total);
             }
             Event::Sample { .. } => {}
             Event::StudyEnded { .. } => {
@@ -94,7 +101,7 @@ impl Reporter for Bar {
                     // Another device may still be busy.
                     self.of(device.as_deref()).finish_and_clear();
                 }
-                if matches!(other, Event::RunPlayed { .. }) && self.bars.len() > 1 {
+                if matches!(other, Event::RunPlayed { .. } | Event::RemediesPlayed { .. }) && self.bars.len() > 1 {
                     self.of(None).finish_and_clear();
                 }
                 self.say(other);

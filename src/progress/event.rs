@@ -6,6 +6,7 @@ use crate::device::DeviceFacts;
 use crate::memory::MemorySample;
 use crate::memory::forecast::Method;
 use crate::trial::outcome::StepTimes;
+use crate::trial::remedies::RunRemedies;
 use crate::trial::{Outlook, Point, TrialRecord, TrialSpec};
 
 /// One thing that happened in a study.
@@ -103,6 +104,22 @@ pub enum Event {
         point: Point,
         /// What came of it.
         outlook: Outlook,
+    },
+    /// Other ways to make the whole run of a point are being played: other shapes, releases of the cache.
+    RemediesPlaying {
+        /// Which point.
+        point: Point,
+        /// Steps played so far, of all ways together.
+        step: u32,
+        /// Of how many; 0 while it is not known.
+        total: u32,
+    },
+    /// Other ways to make the whole run of a point were played.
+    RemediesPlayed {
+        /// Which point.
+        point: Point,
+        /// What came of them.
+        remedies: RunRemedies,
     },
     /// A point was ruled out without running it.
     Skipped {

@@ -64,7 +64,16 @@ pub(super) fn line(event: &Event) -> Option<String> {
         Event::RunPlayed { point, outlook } => {
             format!("whole run of batch {}: {}", point.batch_size, harmless(&whole_run::sentence(outlook)))
         }
-        Event::Step { .. } | Event::Sample { .. } | Event::RunPlaying { .. } => return None,
+        Event::RemediesPlayed { point, remedies } => {
+            let best = remedies.offered().next().map_or_else(
+                || "no other shapes gain anything, by forecast".to_owned(),
+                |best| format!("with {}, by forecast: {}", best.changes, best.reason),
+            );
+            format!("whole run of batch {}: {best}", point.batch_size)
+        }
+        Event::Step { .. } | Event::Sample { .. } | Event::RunPlaying { .. } | Event::RemediesPlaying { .. } => {
+            return None;
+        }
     })
 }
 

@@ -6,15 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceFacts;
 use crate::memory::forecast::Method;
+use crate::memory::forecast::batching::BatchedRun;
 use crate::memory::{FragmentationMetric, Trim};
 use crate::search::Check;
 use crate::search::recommend::Status;
 use crate::train::{BatchNorm, GradientCheckpointing, Precision};
 use crate::trial::outcome::StepQuantiles;
+use crate::trial::remedies::Changes;
 
 mod file;
 mod made;
 mod notes;
+mod remedies;
 mod validate;
 
 pub use file::{ReportError, write_whole};
@@ -39,7 +42,7 @@ pub struct Recommendation {
     pub checks: Vec<Check>,
     /// What was computed before anything was measured; absent where nothing was.
     pub forecast: Option<Forecast>,
-    /// Other safe points that are slower and need less memory.
+    /// Other safe points that are slower and need less memory; and, by forecast, what other shapes would do.
     pub alternatives: Vec<Alternative>,
     /// What was ruled out, and why.
     pub rejected: Vec<Rejected>,
@@ -163,9 +166,23 @@ pub struct Forecast {
     pub error_percent: Option<f64>,
 }
 
-/// Another safe point on the front of speed and memory.
+/// What stands behind an alternative.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// A trial, in which no safety rule broke.
+    #[default]
+    Measured,
+    /// A forecast of the whole run. Nothing of it was run, so it is not proved.
+    Forecast,
+}
+
+/// Another point on the front of speed and memory; or, by forecast, another way to run a point.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Alternative {
+    /// Whether it was measured, or is by forecast and not proved.
+    #[serde(default)]
+    pub basis: Basis,
     /// Samples per forward and backward pass.
     pub batch_size: usize,
     /// Micro-batches per optimizer step.
@@ -179,10 +196,26 @@ pub struct Alternative {
     /// Recomputation of activations; absent where there is none.
     #[serde(default, skip_serializing_if = "GradientCheckpointing::is_none")]
     pub gradient_checkpointing: GradientCheckpointing,
-    /// End to end.
-    pub samples_per_second: f64,
+    /// End to end; null where nobody measured it.
+    pub samples_per_second: Option<f64>,
     /// Highest V.
     pub peak_reserved_bytes: u64,
+    /// What is to be changed, and what it does to the whole run; absent where the point was measured as it stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<Remedy>,
+}
+
+/// A change by which a run takes less or lasts, by forecast.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Remedy {
+    /// What is changed; all else is as in the point.
+    pub changes: Changes,
+    /// What it does, in a sentence.
+    pub reason: String,
+    /// The run with it.
+    pub run: BatchedRun,
+    /// The run of the point as it is.
+    pub as_it_is: BatchedRun,
 }
 
 /// A point that was ruled out.
@@ -235,5 +268,13 @@ mod tests {
         let text = "{metric: peak, max: 0.1, last: null, threshold: 0.3}";
         let read: Fragmentation = serde_yaml::from_str(text).unwrap();
         assert_eq!((read.max, read.native), (Some(0.1), None));
+    }
+
+    #[test]
+    fn an_alternative_of_before_forecasts_among_them_was_measured() {
+        let text = "{batch_size: 4, accumulation_steps: 2, loader_workers: 0, prefetch_depth: 0, device_prefetch: 0, \
+                    samples_per_second: 3.5, peak_reserved_bytes: 7}";
+        let read: Alternative = serde_yaml::from_str(text).unwrap();
+        assert_eq!((read.basis, read.samples_per_second, read.remedy), (Basis::Measured, Some(3.5), None));
     }
 }

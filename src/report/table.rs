@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Recommendation;
-use super::recommendation::{Measured, Recommended};
+use super::recommendation::{Alternative, Measured, Recommended, Remedy};
 use crate::memory::FragmentationMetric;
 use crate::search::recommend::Status;
 use crate::search::{History, JudgedTrial, staged};
@@ -24,6 +24,9 @@ const COLUMNS: [(&str, Align); 8] = [
     ("fragmented", Align::Right),
     ("result", Align::Left),
 ];
+
+/// Points of which it is told what other shapes would do.
+const MOST_FORECASTS: usize = 2;
 
 /// Which side a column's cells stand on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +126,7 @@ fn answer(recommendation: &Recommendation) -> String {
         }
         _ => text.push_str("No safe configuration was found.\n"),
     }
+    text.push_str(&by_forecast(&recommendation.alternatives));
     if !recommendation.rejected.is_empty() {
         let _ = writeln!(text, "Rejected: {}", plural(recommendation.rejected.len(), "point"));
         for rejected in &recommendation.rejected {
@@ -141,6 +145,29 @@ fn answer(recommendation: &Recommendation) -> String {
     }
     for warning in &recommendation.warnings {
         let _ = writeln!(text, "Warning: {}", printable(warning.lines().next().unwrap_or_default()));
+    }
+    text
+}
+
+/// What other shapes would do: the best for each point, and how many more there are in the file.
+fn by_forecast(alternatives: &[Alternative]) -> String {
+    let of_point = |other: &Alternative| (other.batch_size, other.accumulation_steps, other.gradient_checkpointing);
+    let all: Vec<(&Alternative, &Remedy)> =
+        alternatives.iter().filter_map(|other| Some((other, other.remedy.as_ref()?))).collect();
+    let mut best: Vec<(&Alternative, &Remedy)> = Vec::new();
+    for (other, remedy) in &all {
+        if best.len() < MOST_FORECASTS && best.iter().all(|(told, _)| of_point(told) != of_point(other)) {
+            best.push((other, remedy));
+        }
+    }
+    let mut text = String::new();
+    for (other, remedy) in &best {
+        let point = format!("batch size {} × {}", other.batch_size, other.accumulation_steps);
+        let (changes, reason) = (remedy.changes, printable(&remedy.reason));
+        let _ = writeln!(text, "By forecast, not proved: {point} with {changes}: {reason}");
+    }
+    if all.len() > best.len() {
+        let _ = writeln!(text, "  ({} more under `alternatives` in the file)", all.len() - best.len());
     }
     text
 }

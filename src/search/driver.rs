@@ -23,6 +23,7 @@ use crate::report::Recommendation;
 use crate::report::recommendation::ReportError;
 use crate::text::with_causes;
 use crate::trial::journal::{Entry, Journal, JournalError};
+use crate::trial::remedies::RunRemedies;
 use crate::trial::spec::ProbeSchedule;
 use crate::trial::statistics::FEWEST_SAMPLES;
 use crate::trial::{
@@ -32,6 +33,7 @@ use crate::trial::{
 mod answer;
 mod crew;
 pub(super) mod probes;
+mod remedies;
 mod turns;
 mod whole_run;
 
@@ -110,6 +112,8 @@ pub struct Study<'a> {
     pub finished: Vec<TrialRecord>,
     /// Runs whose play it holds.
     pub foretold: Vec<(Point, Outlook)>,
+    /// Other ways to make them that it holds.
+    pub remedied: Vec<(Point, RunRemedies)>,
     /// When the study began, RFC 3339.
     pub started: String,
 }
@@ -174,6 +178,7 @@ impl<'a> Running<'a> {
     fn new(mut study: Study<'a>, crew: Crew, facts: DeviceFacts) -> Self {
         let finished = std::mem::take(&mut study.finished);
         let foretold = std::mem::take(&mut study.foretold);
+        let remedied = std::mem::take(&mut study.remedied);
         let mut running = Self {
             space: Space::new(study.plan),
             strategy: strategy(study.plan, crew.weakest().map_or(1, |index| crew.cpus_of_worker(index))),
@@ -196,6 +201,9 @@ impl<'a> Running<'a> {
         for (point, outlook) in foretold {
             running.foretold(point, outlook);
         }
+        for (point, found) in remedied {
+            running.remedied(point, found);
+        }
         for record in finished {
             if let Some(outlook) = &record.outlook {
                 running.foretold(record.spec.point.clone(), outlook.clone());
@@ -217,7 +225,9 @@ impl<'a> Running<'a> {
         self.note(&Entry::Device { facts: self.facts.clone() });
         let end = self.search();
         self.dismiss();
-        Ok(self.finish(end?))
+        let end = end?;
+        self.remedy_answer(&end);
+        Ok(self.finish(end))
     }
 
     fn search(&mut self) -> Result<End, DriverError> {

@@ -15,6 +15,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::trial::remedies::RunRemedies;
 use crate::trial::{Outlook, Point, Purpose, TrialRecord, TrialSpec};
 
 pub mod driver;
@@ -68,6 +69,7 @@ impl JudgedTrial {
 pub struct History {
     trials: Vec<JudgedTrial>,
     outlooks: Vec<(Point, Outlook)>,
+    remedies: Vec<(Point, RunRemedies)>,
 }
 
 impl History {
@@ -95,6 +97,22 @@ impl History {
     /// What is forecast of a point's whole run, once it was played.
     pub fn outlook(&self, point: &Point) -> Option<&Outlook> {
         self.outlooks.iter().find(|(known, _)| known == point).map(|(_, outlook)| outlook)
+    }
+
+    /// Tells what other ways would do to a point's whole run.
+    pub fn remedy(&mut self, point: Point, found: RunRemedies) {
+        self.remedies.retain(|(known, _)| *known != point);
+        self.remedies.push((point, found));
+    }
+
+    /// What other ways would do to a point's whole run, once they were played.
+    pub fn remedies(&self, point: &Point) -> Option<&RunRemedies> {
+        self.remedies.iter().find(|(known, _)| known == point).map(|(_, found)| found)
+    }
+
+    /// The points of which other ways were played, in order.
+    pub fn remedied(&self) -> impl Iterator<Item = (&Point, &RunRemedies)> {
+        self.remedies.iter().map(|(point, found)| (point, found))
     }
 
     /// Whether the forecast of a point's whole run rules it out.

@@ -21,6 +21,7 @@ pub mod outlook;
 mod placeholders;
 pub mod process;
 pub mod protocol;
+pub mod remedies;
 pub mod replicas;
 pub mod spawn;
 pub mod spec;

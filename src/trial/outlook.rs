@@ -58,6 +58,9 @@ impl Outlook {
 pub struct PlayedRun {
     /// The allocator's name, or its settings.
     pub allocator: String,
+    /// Of several ranks the one whose run is the worst, which this is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
     /// What it takes, step by step.
     pub figures: LongRunFigures,
 }

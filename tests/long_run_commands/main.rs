@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests, and tables that are printed")]
 
 mod card;
+mod refused;
 mod rig;
 
 use batchtune::device::DeviceChoice;

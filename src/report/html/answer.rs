@@ -3,12 +3,14 @@
 use super::document::{table, tile};
 use super::markup::{Html, brief, text};
 use super::study::Study;
-use crate::report::recommendation::{Measured, Recommended};
+use crate::report::recommendation::{Alternative, Basis, Measured, Recommended};
 use crate::search::recommend::Status;
 use crate::units::{Bytes, Fraction, plural};
 
 /// The longest reason in a table.
 pub(super) const LONGEST_REASON: usize = 400;
+/// The most alternatives of a kind.
+const MOST_OTHERS: usize = 50;
 
 /// What stands above everything: the status and the configuration in a sentence.
 pub(super) fn headline(study: &Study<'_>, html: &mut Html) {
@@ -145,22 +147,57 @@ fn figures(measured: &Measured, html: &mut Html) {
 }
 
 fn alternatives(study: &Study<'_>, html: &mut Html) {
-    let Some(recommendation) = study.recommendation.as_ref().filter(|found| !found.alternatives.is_empty()) else {
+    let Some(recommendation) = &study.recommendation else { return };
+    let others = |basis| recommendation.alternatives.iter().filter(move |other| other.basis == basis).take(MOST_OTHERS);
+    measured_alternatives(others(Basis::Measured).collect(), html);
+    forecast_alternatives(others(Basis::Forecast).collect(), html);
+}
+
+fn measured_alternatives(others: Vec<&Alternative>, html: &mut Html) {
+    if others.is_empty() {
         return;
-    };
+    }
     write!(html, "<h3>Slower points that need less memory</h3>");
     let headings = ["batch × accumulation", "workers × prefetch", "samples/s#", "peak reserved#"];
     table(html, "Alternatives", &headings, |html| {
-        for other in recommendation.alternatives.iter().take(50) {
+        for other in others {
+            let rate = other.samples_per_second.map_or_else(|| "–".to_owned(), |rate| format!("{rate:.1}"));
             write!(
                 html,
-                "<tr><td>{} × {}</td><td>{} × {}</td><td class=\"number\">{:.1}</td><td class=\"number\">{}</td></tr>",
+                "<tr><td>{} × {}</td><td>{} × {}</td><td class=\"number\">{}</td><td class=\"number\">{}</td></tr>",
                 other.batch_size,
                 other.accumulation_steps,
                 other.loader_workers,
                 other.prefetch_depth,
-                other.samples_per_second,
+                text(rate),
                 Bytes(other.peak_reserved_bytes)
+            );
+        }
+    });
+}
+
+fn forecast_alternatives(others: Vec<&Alternative>, html: &mut Html) {
+    if others.is_empty() {
+        return;
+    }
+    write!(
+        html,
+        "<h3>Other shapes, by forecast</h3><p>None of these was run, so none is proved. What they are compared with is the \
+         same point as it is.</p>"
+    );
+    let headings = ["batch × accumulation", "with", "peak reserved#", "instead of#", "what it changes"];
+    table(html, "Alternatives by forecast", &headings, |html| {
+        for (other, remedy) in others.into_iter().filter_map(|other| Some((other, other.remedy.as_ref()?))) {
+            write!(
+                html,
+                "<tr><td>{} × {}</td><td class=\"long\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td>\
+                 <td class=\"long\">{}</td></tr>",
+                other.batch_size,
+                other.accumulation_steps,
+                text(remedy.changes),
+                Bytes(other.peak_reserved_bytes),
+                Bytes(remedy.as_it_is.peak_reserved_bytes),
+                brief(&remedy.reason, LONGEST_REASON)
             );
         }
     });

@@ -5,6 +5,7 @@ use super::answer::LONGEST_REASON;
 use super::chart::{Axis, Chart, Guide, Mark, Series, Shape, Unit};
 use super::document::{Section, page, table};
 use super::markup::{Html, brief, text};
+use super::remedies;
 use super::study::Study;
 use crate::memory::forecast::batching::Remedies;
 use crate::memory::forecast::long_run::{Breach, LongRunFigures, LongRunPoint};
@@ -85,7 +86,7 @@ pub(super) fn of_study(study: &Study<'_>, html: &mut Html) {
     let runs = played.iter().flat_map(|(point, outlook, runs)| {
         let several = played.len() > 1;
         runs.iter().map(move |run| ForetoldRun {
-            name: if several { format!("{}, {point}", run.allocator) } else { run.allocator.clone() },
+            name: if several { format!("{}, {point}", name(run)) } else { name(run) },
             figures: &run.figures,
             breach: breach(outlook, run),
         })
@@ -104,6 +105,14 @@ pub(super) fn of_study(study: &Study<'_>, html: &mut Html) {
     if !runs.is_empty() {
         figures(&runs, Held { limit_bytes: study.limit_bytes(), threshold: study.threshold() }, html);
     }
+    for (point, found) in &study.remedies {
+        remedies::write(point, found, html);
+    }
+}
+
+/// The allocator, and of several ranks the worst.
+fn name(run: &PlayedRun) -> String {
+    run.rank.map_or_else(|| run.allocator.clone(), |rank| format!("{}, rank {rank}", run.allocator))
 }
 
 /// Where a run of a study breaks, if it is the one that its outlook tells of.

@@ -26,6 +26,7 @@ mod loader;
 mod long_run;
 pub mod markup;
 mod recording;
+mod remedies;
 mod scaling;
 mod study;
 mod trials;

@@ -14,6 +14,7 @@ use crate::report::recommendation::Recommended;
 use crate::search::JudgedTrial;
 use crate::trial::journal::{Contents, Entry, Header};
 use crate::trial::outlook::PlayedRun;
+use crate::trial::remedies::RunRemedies;
 use crate::trial::{Outlook, Point, TrialSpec};
 
 /// A study.
@@ -34,6 +35,8 @@ pub(super) struct Study<'a> {
     pub(super) map: Option<(&'a Point, &'a BlockMap)>,
     /// Whole runs that were forecast, in order.
     pub(super) whole_runs: Vec<(&'a Point, &'a Outlook, &'a [PlayedRun])>,
+    /// What other shapes would do to them, in order.
+    pub(super) remedies: Vec<(&'a Point, &'a RunRemedies)>,
     pub(super) unknown_entries: usize,
 }
 
@@ -52,6 +55,7 @@ impl<'a> Study<'a> {
             curve: None,
             map: None,
             whole_runs: Vec::new(),
+            remedies: Vec::new(),
             unknown_entries: contents.unknown_entries,
         };
         for entry in &contents.entries {
@@ -94,6 +98,10 @@ impl<'a> Study<'a> {
             Entry::WholeRun { point, outlook, runs } => {
                 self.whole_runs.retain(|(known, ..)| *known != point);
                 self.whole_runs.push((point, outlook, runs));
+            }
+            Entry::Remedies { point, remedies } => {
+                self.remedies.retain(|(known, _)| *known != point);
+                self.remedies.push((point, remedies));
             }
             Entry::Concluded { status } => self.conclusion = Some(status),
         }

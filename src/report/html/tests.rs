@@ -202,6 +202,7 @@ fn a_whole_run_is_drawn_with_its_limit_and_where_it_breaks() {
     let end = LongRunEnd { step: 399, requested_bytes: MIB, allocated_bytes: 500 * MIB, reserved_bytes: 999 * MIB };
     let figures = |allocator: &str, out_of_memory| PlayedRun {
         allocator: allocator.to_owned(),
+        rank: None,
         figures: LongRunFigures {
             steps: 399,
             out_of_memory,
@@ -232,6 +233,26 @@ fn a_whole_run_is_drawn_with_its_limit_and_where_it_breaks() {
     assert!(!page.contains("<i>expandable"));
     let without = super::page(&contents(vec![device()]));
     assert!(without.contains("No whole run was forecast"));
+}
+
+#[test]
+fn what_other_shapes_would_do_stands_beside_the_run_as_it_is() {
+    use crate::memory::forecast::batching::BatchedRun;
+    use crate::memory::forecast::long_run::Breach;
+    use crate::trial::remedies::{Changes, RunRemedies, RunRemedy};
+    let breach = Some(Breach::Rate { step: 812, rate: 0.4, threshold: 0.3 });
+    let as_it_is =
+        BatchedRun { breach, peak_reserved_bytes: 900 * MIB, padding_share: Some(0.4), ..Default::default() };
+    let run = BatchedRun { breach: None, peak_reserved_bytes: 600 * MIB, epoch_steps: Some(77), ..as_it_is.clone() };
+    let changes = Changes { pad_to_multiple_of: Some(128), ..Changes::default() };
+    let way = |offered| RunRemedy { changes, run: run.clone(), reason: "comes to the end <b>".to_owned(), offered };
+    let remedies = RunRemedies { as_it_is, ways: vec![way(true), way(false)], unplayed: 3 };
+    let page = page(&contents(vec![device(), Entry::Remedies { point: point(8), remedies }]));
+    sound(&page);
+    assert!(page.contains("Other shapes for batch 8") && page.contains("comes to be 40% fragmented at step 812"));
+    assert!(page.contains("`data.pad_to_multiple_of: 128`") && page.contains(">600.0 MiB<") && page.contains(">77<"));
+    assert_eq!((page.matches("<td>yes</td>").count(), page.matches("<td>no</td>").count()), (1, 1));
+    assert!(page.contains("There was no time for 3 ways more.") && !page.contains("the end <b>"), "{page}");
 }
 
 /// A study of so many trials, each with a long soak's samples and a talkative loser among three.

@@ -1,8 +1,8 @@
 //! How a recommendation is made: from the plan, the history and the device alone.
 
 use super::{
-    Allocator, Alternative, Forecast, Fragmentation, Measured, Provenance, Recommendation, Recommended, Rejected,
-    SCHEMA, notes,
+    Allocator, Alternative, Basis, Forecast, Fragmentation, Measured, Provenance, Recommendation, Recommended,
+    Rejected, SCHEMA, notes, remedies,
 };
 use crate::config::Plan;
 use crate::device::DeviceFacts;
@@ -57,7 +57,10 @@ impl Recommendation {
             measured: trial.and_then(|trial| measured(source, trial)),
             checks: trial.map(|trial| trial.verdict.checks.clone()).unwrap_or_default(),
             forecast: source.forecast.as_ref().map(forecast),
-            alternatives: alternatives(source.history, &space, standing.point()),
+            alternatives: alternatives(source.history, &space, standing.point())
+                .into_iter()
+                .chain(remedies::alternatives(source.history, standing.point()))
+                .collect(),
             rejected: rejected(source),
             warnings: warnings(source, trial),
             notes: source.device_notes.iter().cloned().chain(notes::recomputation(source, &space)).collect(),
@@ -146,14 +149,16 @@ fn alternatives(history: &History, space: &Space, chosen: Option<&Point>) -> Vec
             let point = &trial.record.spec.point;
             let measurement = trial.record.measurement.as_ref()?;
             Some(Alternative {
+                basis: Basis::Measured,
                 batch_size: point.batch_size,
                 accumulation_steps: point.accumulation_steps,
                 loader_workers: point.loader_workers,
                 prefetch_depth: point.prefetch_depth,
                 device_prefetch: point.device_prefetch,
                 gradient_checkpointing: point.gradient_checkpointing,
-                samples_per_second: measurement.samples_per_second,
+                samples_per_second: Some(measurement.samples_per_second),
                 peak_reserved_bytes: measurement.peak_reserved_bytes,
+                remedy: None,
             })
         })
         .collect()

@@ -24,9 +24,6 @@ use crate::trial::spec::recording_path;
 /// The largest trace that is read: about 300 million events.
 const MAX_TRACE_BYTES: u64 = 1 << 30;
 
-/// Samples of a user's own program: nobody counts them, so its epochs are taken to outlast the horizon.
-const UNCOUNTED_SAMPLES: usize = 1 << 40;
-
 /// Why a trace is not read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TraceError {
@@ -63,7 +60,7 @@ pub(super) fn knowledge(plan: &Plan, facts: &DeviceFacts) -> Probed {
         run: run_terms(plan),
     });
     if plan.command().is_some() {
-        knowledge.count_samples(UNCOUNTED_SAMPLES);
+        knowledge.leave_samples_uncounted();
     }
     knowledge
 }
@@ -81,6 +78,7 @@ pub(in crate::search) fn run_terms(plan: &Plan) -> Option<RunTerms> {
         seed: plan.seed,
         evaluate_every: plan.train.evaluate_every,
         checkpoint_every: plan.train.checkpoint_every,
+        replicas: plan.target.replicas,
     })
 }
 

@@ -121,6 +121,7 @@ fn study(folder: &Path, plan: &Plan, devices: Devices<'_>, finished: Vec<TrialRe
         interrupt: Interrupt::default(),
         finished,
         foretold: Vec::new(),
+        remedied: Vec::new(),
         started: header.started.clone(),
     }
     .run();

@@ -31,6 +31,7 @@ fn study_in(
         interrupt: Interrupt::default(),
         finished,
         foretold: Vec::new(),
+        remedied: Vec::new(),
         started: header.started,
     }
     .run()
@@ -223,4 +224,20 @@ fn a_launcher_that_starts_nothing_ends_the_study_and_says_nothing_of_the_point()
     assert!(reason.contains("within 600 s") && reason.contains("job 7 queued"), "{reason}");
     assert_eq!((executor.ran.len(), result.history.trials().len()), (2, 1), "a resumed study runs it");
     assert!(result.recommendation.rejected.iter().all(|rejected| rejected.outcome != "not_started"));
+}
+
+#[test]
+fn plays_are_left_when_their_time_is_over_or_the_user_asks() {
+    use super::whole_run::watching;
+    use crate::search::knowledge::probed::PlayedSteps;
+    let interrupt = Interrupt::default();
+    let playing = |PlayedSteps { step, total }| Event::RunPlaying { point: rules::testing::point(8), step, total };
+    let goes_on = |until: Option<Instant>| {
+        let (mut quiet, steps) = (Quiet, PlayedSteps { step: 1, total: 2 });
+        watching(&mut quiet, &interrupt, until, playing)(steps).is_continue()
+    };
+    assert!(goes_on(None) && goes_on(Instant::now().checked_add(std::time::Duration::from_secs(600))));
+    assert!(!goes_on(Some(Instant::now())));
+    interrupt.request();
+    assert!(!goes_on(None));
 }

@@ -6,10 +6,10 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::{End, Running};
-use crate::progress::Event;
-use crate::search::knowledge::probed::PlayedSteps;
+use crate::progress::{Event, Reporter};
+use crate::search::knowledge::probed::{PlayedSteps, Reach};
 use crate::trial::journal::Entry;
-use crate::trial::{Outlook, Point, TrialRecord};
+use crate::trial::{Interrupt, Outlook, Point, TrialRecord};
 
 /// How often progress is told.
 const TICK: Duration = Duration::from_millis(100);
@@ -17,29 +17,22 @@ const TICK: Duration = Duration::from_millis(100);
 impl Running<'_> {
     /// Plays the whole run of a point and tells the history. Gives the study's end if it was cut short.
     pub(super) fn play(&mut self, point: Point) -> Option<End> {
-        self.study.reporter.report(&Event::RunPlaying { point: point.clone(), step: 0, total: 0 });
-        let (clock, budget) = (self.clock, self.study.plan.budget.time);
+        let playing =
+            |point: &Point, PlayedSteps { step, total }| Event::RunPlaying { point: point.clone(), step, total };
+        self.study.reporter.report(&playing(&point, PlayedSteps { step: 0, total: 0 }));
+        let until = self.clock.checked_add(self.study.plan.budget.time);
         let (reporter, interrupt) = (&mut *self.study.reporter, &self.study.interrupt);
-        let mut told = Instant::now();
-        let mut watch = |PlayedSteps { step, total }: PlayedSteps| {
-            if told.elapsed() >= TICK {
-                told = Instant::now();
-                reporter.report(&Event::RunPlaying { point: point.clone(), step, total });
-            }
-            if interrupt.requested() || clock.elapsed() >= budget {
-                return ControlFlow::Break(());
-            }
-            ControlFlow::Continue(())
-        };
+        let mut watch = watching(reporter, interrupt, until, |steps| playing(&point, steps));
         let Some(played) = self.knowledge.play(&point, &self.history, &mut watch) else {
             return Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded });
         };
+        drop(watch);
         let mut outlook = played.outlook;
         if let Some(breach) = &mut outlook.breach {
             // Whoever ends this is heard when the next trial is asked for.
-            let advice = self.knowledge.advise(&point, &self.history, &mut watch).unwrap_or_default();
-            if !advice.is_empty() {
-                breach.reason = format!("{} (hint: {})", breach.reason, advice.join("; "));
+            let remedies = self.remedy(&point, Reach::ShapesAndReleases);
+            if let Some(hint) = remedies.and_then(|remedies| remedies.hint()) {
+                breach.reason = format!("{} (hint: {hint})", breach.reason);
             }
         }
         self.study.reporter.report(&Event::RunPlayed { point: point.clone(), outlook: outlook.clone() });
@@ -60,5 +53,25 @@ impl Running<'_> {
         }
         let outlook = self.history.outlook(&record.spec.point).cloned();
         TrialRecord { outlook, ..record }
+    }
+}
+
+/// Follows plays: tells how far they are, and leaves them at a time or when the user asks to stop.
+pub(super) fn watching<'w>(
+    reporter: &'w mut dyn Reporter,
+    interrupt: &'w Interrupt,
+    until: Option<Instant>,
+    event: impl Fn(PlayedSteps) -> Event + 'w,
+) -> impl FnMut(PlayedSteps) -> ControlFlow<()> + 'w {
+    let mut told = Instant::now();
+    move |steps| {
+        if told.elapsed() >= TICK {
+            told = Instant::now();
+            reporter.report(&event(steps));
+        }
+        if interrupt.requested() || until.is_some_and(|until| Instant::now() >= until) {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
     }
 }

@@ -25,13 +25,16 @@ use crate::trial::{Measurement, Outcome, Point, Purpose, TrialId, TrialRecord, T
 use crate::units::Bytes;
 use whole_run::Runs;
 
-mod advice;
 mod coming;
+mod drawn;
+mod plays;
 mod recomputation;
+mod remedies;
 mod tuned;
 mod whole_run;
 
 pub use recomputation::Recomputation;
+pub use remedies::Reach;
 pub use whole_run::{Play, PlayedSteps, RunTerms, Watch};
 
 /// How far an affine forecast may be off where no third probe told: lines through transformers' peaks were 8-14 % off.
@@ -386,5 +389,7 @@ fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
     }
 }
 
+#[cfg(test)]
+mod run_tests;
 #[cfg(test)]
 mod tests;

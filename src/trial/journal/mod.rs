@@ -7,6 +7,7 @@
 //! {"entry":"trial_ended","record":{…},"verdict":{…}}
 //! {"entry":"skipped","point":{…},"reason":"…"}
 //! {"entry":"whole_run","point":{…},"outlook":{…},"runs":[…]}
+//! {"entry":"remedies","point":{…},"remedies":{…}}
 //! {"entry":"recommended","recommendation":{…}}
 //! {"entry":"forecast","curve":{…}}
 //! {"entry":"block_map","point":{…},"map":{…}}
@@ -34,6 +35,7 @@ use serde_json::Value;
 
 use super::outcome::TrialRecord;
 use super::outlook::{Outlook, PlayedRun};
+use super::remedies::RunRemedies;
 use super::spec::{Point, TrialSpec};
 use crate::device::DeviceFacts;
 use crate::memory::blocks::BlockMap;
@@ -148,6 +150,13 @@ pub enum Entry {
         /// Its figures under each allocator that it was played to: for the report.
         runs: Vec<PlayedRun>,
     },
+    /// What other shapes would do to the whole run of a point, by forecast.
+    Remedies {
+        /// Which point.
+        point: Point,
+        /// What came of each.
+        remedies: RunRemedies,
+    },
     /// The search came to its end.
     Concluded {
         /// `safe`, `unverified` or `none`.
@@ -157,7 +166,7 @@ pub enum Entry {
 
 impl Entry {
     /// The kinds that this version knows, as the field `entry` holds them.
-    const KINDS: [&str; 9] = [
+    const KINDS: [&str; 10] = [
         "device",
         "trial_started",
         "trial_ended",
@@ -166,6 +175,7 @@ impl Entry {
         "forecast",
         "block_map",
         "whole_run",
+        "remedies",
         "concluded",
     ];
 
@@ -201,6 +211,14 @@ impl Contents {
     pub fn foretold(&self) -> impl Iterator<Item = (&Point, &Outlook)> {
         self.entries.iter().filter_map(|entry| match entry {
             Entry::WholeRun { point, outlook, .. } => Some((point, outlook)),
+            _ => None,
+        })
+    }
+
+    /// The other ways that were played, in order.
+    pub fn remedied(&self) -> impl Iterator<Item = (&Point, &RunRemedies)> {
+        self.entries.iter().filter_map(|entry| match entry {
+            Entry::Remedies { point, remedies } => Some((point, remedies)),
             _ => None,
         })
     }

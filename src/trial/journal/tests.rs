@@ -5,11 +5,13 @@ use serde_json::json;
 use super::*;
 use crate::memory::blocks::Run;
 use crate::memory::forecast::Method;
+use crate::memory::forecast::batching::BatchedRun;
 use crate::memory::forecast::curve::CurvePoint;
 use crate::memory::forecast::long_run::{LongRunFigures, LongRunPoint};
 use crate::memory::{MemorySample, Rates};
 use crate::trial::outcome::{Measurement, Outcome};
 use crate::trial::outlook::RunBreach;
+use crate::trial::remedies::{Changes, RunRemedy};
 use crate::trial::spec::{Purpose, TrialId};
 
 fn spec(id: u32) -> TrialSpec {
@@ -79,6 +81,7 @@ fn entries() -> Vec<Entry> {
         Entry::Forecast { curve },
         Entry::BlockMap { point: spec(1).point, map },
         Entry::WholeRun { point: spec(1).point, outlook: outlook(), runs: vec![played()] },
+        Entry::Remedies { point: spec(1).point, remedies: remedies() },
         Entry::Concluded { status: "safe".to_owned() },
     ]
 }
@@ -91,7 +94,15 @@ fn outlook() -> Outlook {
 fn played() -> PlayedRun {
     let point = LongRunPoint { step: 3, peak_reserved_bytes: 6, against_need: Some(0.5), ..LongRunPoint::default() };
     let figures = LongRunFigures { steps: 7, points: vec![point], ..LongRunFigures::default() };
-    PlayedRun { allocator: "native".to_owned(), figures }
+    PlayedRun { allocator: "native".to_owned(), rank: None, figures }
+}
+
+fn remedies() -> RunRemedies {
+    let as_it_is = BatchedRun { peak_reserved_bytes: 9, padding_share: Some(0.25), ..BatchedRun::default() };
+    let run = BatchedRun { peak_reserved_bytes: 6, ..as_it_is.clone() };
+    let changes = Changes { pad_to_multiple_of: Some(64), ..Changes::default() };
+    let way = RunRemedy { changes, run, reason: "holds 3 B less".to_owned(), offered: true };
+    RunRemedies { as_it_is, ways: vec![way], unplayed: 1 }
 }
 
 /// An empty directory, in memory where that can be had: every durable entry waits for the disk otherwise.

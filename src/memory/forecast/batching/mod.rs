@@ -10,6 +10,7 @@
 //! This room knows lengths alone. What they are of, and in which order they come, [`Lengths`] says.
 
 mod batches;
+mod compared;
 mod outline;
 mod remedy;
 
@@ -17,6 +18,7 @@ mod remedy;
 mod tests;
 
 pub use batches::Batches;
+pub use compared::{BatchedRun, advised};
 pub use outline::Outline;
 pub use remedy::{PlayBatches, Remedies, Remedy, RemedyFigures, RemedyTask, remedies, standard};
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde::Serialize;
 
-use super::{Batches, Batching, Lengths};
+use super::{BatchedRun, Batches, Batching, Lengths};
 use crate::memory::forecast::shape::{RunShapes, Shape};
 use crate::memory::policy::FastHash;
 
@@ -25,6 +25,8 @@ pub struct Outline {
     pub largest_batch: u64,
     /// The longest rows.
     pub longest_row: u64,
+    /// The most tokens of a batch, with padding.
+    pub most_tokens: u64,
     /// Samples and length of the rows of each step.
     #[serde(skip)]
     pub batches: Vec<(u32, u32)>,
@@ -54,6 +56,7 @@ impl Outline {
             outline.padded_tokens = outline.padded_tokens.saturating_add(batch.samples.saturating_mul(batch.length));
             outline.largest_batch = outline.largest_batch.max(batch.samples);
             outline.longest_row = outline.longest_row.max(batch.length);
+            outline.most_tokens = outline.most_tokens.max(batch.samples.saturating_mul(batch.length));
             outline.batches.push((samples, length));
             shapes.insert(u64::from(samples) << 32 | u64::from(length));
         }
@@ -64,6 +67,18 @@ impl Outline {
     /// The share of all tokens that is padding.
     pub fn padding_share(&self) -> Option<f64> {
         (self.padded_tokens > 0).then(|| 1.0 - self.tokens as f64 / self.padded_tokens as f64)
+    }
+
+    /// What can be counted of a run: all but its memory.
+    pub fn counted(&self) -> BatchedRun {
+        BatchedRun {
+            padding_share: self.padding_share(),
+            shapes: self.shapes,
+            largest_batch: self.largest_batch,
+            most_tokens: self.most_tokens,
+            steps: self.steps,
+            ..BatchedRun::default()
+        }
     }
 
     /// The steps of an epoch of so many samples.

@@ -2,22 +2,18 @@
 
 use serde::Serialize;
 
+use super::compared::{BatchedRun, advised, new_budget};
 use super::{Batching, Lengths, Order, Outline};
 use crate::memory::forecast::ForecastError;
-use crate::memory::forecast::long_run::LongRunFigures;
+use crate::memory::forecast::long_run::{Breach, LongRunFigures};
 use crate::memory::forecast::tuning::{Bounds, Candidate, Ending, Observer, TuneError, play_under};
 use crate::memory::parallel::in_parallel;
 use crate::memory::policy::Policy;
-use crate::units::{Bytes, Fraction, plural};
 
 /// Multiples that are worth a try.
 const PAD_TO: [u64; 3] = [64, 128, 256];
 /// Under a budget a batch may have so many times the samples of one without.
 const MOST_TIMES_SAMPLES: u64 = 4;
-/// What a difference in V has to exceed to be one: this share of what is held.
-const NEGLIGIBLE_DIVISOR: u64 = 100;
-/// Padding may cost so much more of all tokens before it is no remedy: compute goes with it.
-const ALLOWED_PADDING: f64 = 0.05;
 
 /// Plays the batches of an outline to a policy; hears of every step that begins.
 pub type PlayBatches<'a> =
@@ -121,6 +117,7 @@ pub fn remedies(task: &RemedyTask<'_>, others: &[Batching], observer: &dyn Obser
         play_under(&play, task.candidate, bounds, observer)
     })?;
     let mut ways: Vec<Remedy> = Vec::with_capacity(outlines.len());
+    let mut compared: Vec<BatchedRun> = Vec::with_capacity(outlines.len());
     for ((batching, outline), (ending, run)) in outlines.into_iter().zip(played) {
         let figures = RemedyFigures {
             padding_share: outline.padding_share(),
@@ -128,77 +125,26 @@ pub fn remedies(task: &RemedyTask<'_>, others: &[Batching], observer: &dyn Obser
             survives: ending == Ending::Survived,
             outline: Outline { batches: Vec::new(), ..outline },
         };
-        let mut way = Remedy { name: batching.to_string(), batching, figures, reason: String::new(), run };
-        way.reason = ways.first().map_or_else(|| of_the_run(&way), |as_it_is| against(as_it_is, &way));
-        ways.push(way);
+        let batched = figures.compared(&run);
+        let reason = compared.first().map_or_else(
+            || batched.of_itself(),
+            |as_it_is| batched.against(as_it_is, new_budget(task.batching, batching)),
+        );
+        compared.push(batched);
+        ways.push(Remedy { name: batching.to_string(), batching, figures, reason, run });
     }
-    let advised = advised(&ways);
-    Ok(Remedies { ways, advised })
+    Ok(Remedies { advised: advised(&compared), ways })
 }
 
-/// The one that survives where the run as it is does not, or holds less, the least of those that hardly pad more.
-fn advised(ways: &[Remedy]) -> Option<usize> {
-    let (as_it_is, others) = ways.split_first()?;
-    let padding = |way: &Remedy| way.figures.padding_share.unwrap_or(0.0);
-    let is_dear = |way: &Remedy| padding(way) > padding(as_it_is) + ALLOWED_PADDING;
-    let helps = |way: &Remedy| {
-        let held = as_it_is.run.peak_reserved_bytes;
-        let saved = held.saturating_sub(way.run.peak_reserved_bytes);
-        !as_it_is.figures.survives || saved > held / NEGLIGIBLE_DIVISOR
-    };
-    let helping = others.iter().enumerate().filter(|(_, way)| way.figures.survives && helps(way));
-    let helping: Vec<(usize, &Remedy)> = helping.collect();
-    // What pads much more is taken only where nothing else comes to the end.
-    let least = helping.iter().map(|(_, way)| (is_dear(way), way.run.peak_reserved_bytes)).min()?;
-    let is_close = |way: &Remedy| {
-        let more = way.run.peak_reserved_bytes.saturating_sub(least.1);
-        is_dear(way) == least.0 && more <= least.1 / NEGLIGIBLE_DIVISOR
-    };
-    let close = helping.into_iter().filter(|(_, way)| is_close(way));
-    let best = close.min_by(|(_, one), (_, other)| padding(one).total_cmp(&padding(other)));
-    best.filter(|(_, way)| !is_dear(way) || !as_it_is.figures.survives).map(|(place, _)| place + 1)
-}
-
-fn of_the_run(way: &Remedy) -> String {
-    let end = way.run.out_of_memory.map(|end| format!("runs out of memory at step {}", end.step));
-    end.unwrap_or_else(|| "the run as it is".to_owned())
-}
-
-fn against(as_it_is: &Remedy, way: &Remedy) -> String {
-    let mut parts = vec![memory(as_it_is, way)];
-    let (before, after) = (&as_it_is.figures, &way.figures);
-    if before.outline.shapes != after.outline.shapes {
-        parts.push(format!("{} instead of {}", plural(after.outline.shapes as usize, "shape"), before.outline.shapes));
-    }
-    if let Some(budget) = way.batching.token_budget.filter(|_| as_it_is.batching.token_budget.is_none()) {
-        let longest = before.outline.longest_row.saturating_mul(before.outline.largest_batch);
-        parts.push(format!(
-            "no batch over {budget} tokens instead of {longest}, with up to {} samples",
-            after.outline.largest_batch
-        ));
-    }
-    if let (Some(before), Some(after)) = (before.padding_share, after.padding_share) {
-        let [before, after] = [before, after].map(|share| Fraction((share * 1000.0).round() / 1000.0).to_string());
-        if before != after {
-            parts.push(format!("{after} of the tokens are padding instead of {before}"));
+impl RemedyFigures {
+    fn compared(&self, run: &LongRunFigures) -> BatchedRun {
+        BatchedRun {
+            breach: run.out_of_memory.map(Breach::OutOfMemory),
+            peak_reserved_bytes: run.peak_reserved_bytes,
+            fragmentation: run.fragmentation,
+            padding_share: self.padding_share,
+            epoch_steps: Some(self.epoch_steps),
+            ..self.outline.counted()
         }
-    }
-    if before.epoch_steps != after.epoch_steps {
-        parts.push(format!("{} steps for the same samples instead of {}", after.epoch_steps, before.epoch_steps));
-    }
-    parts.join("; ")
-}
-
-fn memory(as_it_is: &Remedy, way: &Remedy) -> String {
-    let (before, after) = (as_it_is.run.peak_reserved_bytes, way.run.peak_reserved_bytes);
-    match (as_it_is.run.out_of_memory, way.run.out_of_memory) {
-        (Some(_), Some(end)) => format!("runs out of memory too, at step {}", end.step),
-        (None, Some(end)) => format!("runs out of memory at step {}", end.step),
-        (Some(end), None) => {
-            format!("comes to the end, where the run as it is runs out of memory at step {}", end.step)
-        }
-        (None, None) if before.abs_diff(after) <= before / NEGLIGIBLE_DIVISOR => "holds as much".to_owned(),
-        (None, None) if after < before => format!("holds {} less", Bytes(before - after)),
-        (None, None) => format!("holds {} more", Bytes(after - before)),
     }
 }

@@ -15,7 +15,7 @@
 //! breaks if that pace meets C within [`Terms::horizon_steps`] of its end. Live bytes need no line of their own here: what
 //! leaks shows in V within thousands of steps.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{LongRunEnd, LongRunFigures};
 use crate::memory::spec::FragmentationMetric;
@@ -36,7 +36,7 @@ pub struct Terms {
 }
 
 /// What a run did, or would do.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "breach", rename_all = "snake_case")]
 pub enum Breach {
     /// It ran out of memory.

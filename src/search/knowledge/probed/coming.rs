@@ -3,14 +3,19 @@
 //! Steps are micro-batches, as everywhere; cadences are updates. Probes at lengths of their own show how the micro-batches of
 //! an update differ. Where those at batch sizes serve, their two stand for any number, since memory is the same: then an
 //! update of the recording is so much shorter than one of the run, and cadences are stretched to the same number of steps.
+//!
+//! Replicas have parts of every batch, so each has another run. All are played, and the worst is the one that counts: a
+//! rank that breaks ends the run of all.
 
 use std::fmt;
 
 use super::LEAST_ERROR_PERCENT;
-use super::whole_run::{Basis, Play, PlayedSteps, RunTerms, Watch};
+use super::plays::{Steps, side_by_side};
+use super::whole_run::{Basis, Play, RunTerms, Watch};
 use crate::config::plan::SafetyPlan;
+use crate::data::order::Shard;
 use crate::data::run_shapes::{BatchShape, RunShapes};
-use crate::memory::forecast::long_run::{LongRunFigures, Terms, judge, play};
+use crate::memory::forecast::long_run::{Breach, LongRunFigures, Terms, judge, play};
 use crate::memory::forecast::shape::{self, LongRun, Shape};
 use crate::memory::forecast::{MIN_BATCH_SIZE, Method};
 use crate::memory::policy::supervised::{Stop, Supervised};
@@ -29,14 +34,11 @@ pub(super) struct Setting {
     pub(super) rate_gates: bool,
 }
 
-/// Whoever follows a play has ended it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ended;
-
 /// A run that is coming.
 pub(super) struct Coming<'a> {
     pub(super) run: &'a RunTerms,
     pub(super) point: &'a Point,
+    /// Of rank 0.
     pub(super) shapes: RunShapes,
     pub(super) basis: &'a Basis<'a>,
     pub(super) limit_bytes: u64,
@@ -46,66 +48,73 @@ pub(super) struct Coming<'a> {
 impl Coming<'_> {
     /// Plays it to each of the allocators. `None` where `watch` ended it, an error where it cannot be put together.
     pub(super) fn play(&self, settings: &[Setting], watch: &mut Watch<'_>) -> Option<Result<Play, String>> {
-        let plays = u32::try_from(settings.len()).unwrap_or(u32::MAX);
-        let total = self.run.horizon_steps.saturating_mul(plays);
-        let mut progress = Progress { watch, total, done: 0, is_ended: false };
-        let (mut runs, mut found) = (Vec::new(), Found::default());
+        let ranks = self.run.replicas.max(1);
+        let parts: Vec<(&Setting, usize)> =
+            settings.iter().flat_map(|setting| (0..ranks).map(move |rank| (setting, rank))).collect();
+        let total = self.run.horizon_steps.saturating_mul(u32::try_from(parts.len()).unwrap_or(u32::MAX));
+        let played = side_by_side(&parts, total, watch, |(setting, rank), steps| self.rank(setting, *rank, steps));
+        let played: Vec<Result<Rank, String>> = played.into_iter().collect::<Option<_>>()?;
+        let played: Vec<Rank> = match played.into_iter().collect() {
+            Ok(played) => played,
+            Err(reason) => return Some(Err(reason)),
+        };
+        let (mut found, mut runs) = (Found::default(), Vec::new());
+        let mut played = played.into_iter();
         for setting in settings {
-            let figures = match self.figures(setting, self.limit_bytes, &mut progress)? {
-                Ok(figures) => figures,
-                Err(reason) => return Some(Err(reason)),
-            };
-            if let Some(breach) = self.breach(setting, &figures) {
-                let lasts_with_more = match self.method() {
-                    Method::Exact => false,
-                    _ => self.lasts_with_more(setting, &mut progress)?,
-                };
-                let place = if lasts_with_more { &mut found.doubt } else { &mut found.breach };
-                earliest(place, breach);
-            }
-            runs.push(PlayedRun { allocator: setting.name.clone(), figures });
+            let Some(worst) = played.by_ref().take(ranks).min_by_key(Rank::standing) else { continue };
+            earliest(&mut found.breach, worst.breach);
+            earliest(&mut found.doubt, worst.doubt);
+            let rank = (ranks > 1).then_some(worst.rank);
+            runs.push(PlayedRun { allocator: setting.name.clone(), rank, figures: worst.figures });
         }
         Some(Ok(Play { outlook: self.outlook(found, &runs), runs }))
     }
 
-    /// Whether it would last with as much more memory as the forecast may be wrong about.
-    fn lasts_with_more(&self, setting: &Setting, progress: &mut Progress<'_, '_>) -> Option<bool> {
-        let more = (self.limit_bytes as f64 * LEAST_ERROR_PERCENT / 100.0) as u64;
-        let figures = self.figures(setting, self.limit_bytes.saturating_add(more), progress)?;
-        Some(figures.is_ok_and(|figures| self.breach(setting, &figures).is_none()))
+    /// The run of one rank under one allocator. `None` where somebody left.
+    fn rank(&self, setting: &Setting, rank: usize, steps: &Steps) -> Option<Result<Rank, String>> {
+        let own = self.sequence(self.of_rank(rank));
+        let play = |limit_bytes| {
+            let policy = policy::with_settings(setting.settings, limit_bytes);
+            self.figures(&own, policy, &mut || steps.goes_on())
+        };
+        let figures = match play(self.limit_bytes)? {
+            Ok(figures) => figures,
+            Err(reason) => return Some(Err(reason)),
+        };
+        let (mut breach, mut doubt) = (self.breach(setting, &figures), None);
+        if breach.is_some() && self.method() != Method::Exact {
+            // Whether it would last with as much more memory as the forecast may be wrong about.
+            let more = (self.limit_bytes as f64 * LEAST_ERROR_PERCENT / 100.0) as u64;
+            let figures = play(self.limit_bytes.saturating_add(more))?;
+            if figures.is_ok_and(|figures| self.breach(setting, &figures).is_none()) {
+                doubt = breach.take();
+            }
+        }
+        let [breach, doubt] = [breach, doubt].map(|breach| breach.map(|breach| self.told(&breach, setting, rank)));
+        Some(Ok(Rank { rank, figures, breach, doubt }))
     }
 
-    fn figures(
-        &self,
-        setting: &Setting,
-        limit_bytes: u64,
-        progress: &mut Progress<'_, '_>,
-    ) -> Option<Result<LongRunFigures, String>> {
-        self.figures_of(policy::with_settings(setting.settings, limit_bytes), progress)
+    /// The batches of one rank.
+    pub(super) fn of_rank(&self, rank: usize) -> RunShapes {
+        self.shapes.with_shard(Shard { rank, world: self.run.replicas.max(1) })
     }
 
-    /// V at its highest under another policy, if the run lasts with it.
-    pub(super) fn reserved_if_it_lasts(
+    /// The steps of a run with these batches.
+    pub(super) fn sequence(&self, shapes: RunShapes) -> Sequence<'_> {
+        Sequence { coming: self, shapes, len: self.run.horizon_steps as usize }
+    }
+
+    /// Plays batches to a policy. `None` where `goes_on`, which is asked at every step, says that they need not end; an
+    /// error where they cannot be put together.
+    pub(super) fn figures(
         &self,
-        setting: &Setting,
+        shapes: &dyn shape::RunShapes,
         policy: Box<dyn Policy>,
-        watch: &mut Watch<'_>,
-    ) -> Result<Option<u64>, Ended> {
-        let mut progress = Progress { watch, total: self.run.horizon_steps, done: 0, is_ended: false };
-        let figures = self.figures_of(policy, &mut progress).ok_or(Ended)?;
-        let lasting = figures.ok().filter(|figures| self.breach(setting, figures).is_none());
-        Ok(lasting.map(|figures| figures.peak_reserved_bytes))
-    }
-
-    fn figures_of(
-        &self,
-        policy: Box<dyn Policy>,
-        progress: &mut Progress<'_, '_>,
+        goes_on: &mut dyn FnMut() -> bool,
     ) -> Option<Result<LongRunFigures, String>> {
         let forecaster = self.basis.forecaster.as_ref();
-        let sequence = Sequence { coming: self, len: self.run.horizon_steps as usize };
         let long = LongRun {
-            shapes: &sequence,
+            shapes,
             evaluation: self.shape(self.shapes.longest()),
             evaluate_every: self.cadence(self.run.evaluate_every),
             checkpoint_every: self.cadence(self.run.checkpoint_every),
@@ -115,15 +124,15 @@ impl Coming<'_> {
             Ok(events) => events,
             Err(error) => return Some(Err(error.to_string())),
         };
-        let stop = Stop::default();
+        let (stop, mut is_left) = (Stop::default(), false);
         let policy = Box::new(Supervised::new(policy, stop.clone()));
         let figures = play(events, policy, &mut |_| {
-            progress.step();
-            if progress.is_ended {
+            if !goes_on() {
+                is_left = true;
                 stop.want();
             }
         });
-        (!progress.is_ended).then_some(Ok(figures))
+        (!is_left).then_some(Ok(figures))
     }
 
     /// Updates from one pass to the next, in the recording's own.
@@ -143,21 +152,25 @@ impl Coming<'_> {
 
     /// How sure the forecast is. A last batch of one sample takes other paths than the probes have seen.
     fn method(&self) -> Method {
-        let has_single = self.shapes.smallest_samples() < MIN_BATCH_SIZE;
+        let has_single = self.of_rank(0).smallest_samples() < MIN_BATCH_SIZE;
         if has_single { self.basis.method.max(Method::Affine) } else { self.basis.method }
     }
 
     /// What breaks. Of a forecast that may err, the rate says nothing yet.
-    fn breach(&self, setting: &Setting, figures: &LongRunFigures) -> Option<RunBreach> {
+    pub(super) fn breach(&self, setting: &Setting, figures: &LongRunFigures) -> Option<Breach> {
         let rate_gates = setting.rate_gates && self.method() == Method::Exact;
         let terms = Terms {
             metric: self.safety.fragmentation_metric,
             threshold: if rate_gates { self.safety.fragmentation_threshold.0 } else { f64::INFINITY },
             horizon_steps: self.run.horizon_steps,
         };
-        let breach = judge(figures, &terms)?;
-        let limit = Bytes(self.limit_bytes);
-        Some(RunBreach { step: breach.step(), reason: format!("{breach} (allocator {}, limit {limit})", setting.name) })
+        judge(figures, &terms)
+    }
+
+    fn told(&self, breach: &Breach, setting: &Setting, rank: usize) -> RunBreach {
+        let rank = if self.run.replicas > 1 { format!("rank {rank}, ") } else { String::new() };
+        let reason = format!("{breach} ({rank}allocator {}, limit {})", setting.name, Bytes(self.limit_bytes));
+        RunBreach { step: breach.step(), reason }
     }
 
     fn outlook(&self, found: Found, runs: &[PlayedRun]) -> Outlook {
@@ -178,14 +191,15 @@ impl Coming<'_> {
 }
 
 /// The shapes of its steps, each computed when it is asked for.
-struct Sequence<'a> {
+pub(super) struct Sequence<'a> {
     coming: &'a Coming<'a>,
+    shapes: RunShapes,
     len: usize,
 }
 
 impl fmt::Debug for Sequence<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sequence").field("shapes", &self.coming.shapes).field("len", &self.len).finish()
+        f.debug_struct("Sequence").field("shapes", &self.shapes).field("len", &self.len).finish()
     }
 }
 
@@ -195,12 +209,29 @@ impl shape::RunShapes for Sequence<'_> {
     }
 
     fn shape(&self, step: usize) -> Shape {
-        self.coming.shape(self.coming.shapes.at(step as u64))
+        self.coming.shape(self.shapes.at(step as u64))
     }
 
     fn period(&self) -> Option<usize> {
         // Each epoch has its own order, so lengths never come again.
-        (!self.coming.basis.varies).then(|| self.coming.shapes.sample_period())
+        (!self.coming.basis.varies).then(|| self.shapes.sample_period())
+    }
+}
+
+/// What one rank's run comes to.
+#[derive(Debug)]
+struct Rank {
+    rank: usize,
+    figures: LongRunFigures,
+    breach: Option<RunBreach>,
+    doubt: Option<RunBreach>,
+}
+
+impl Rank {
+    /// What sorts the worst first: the one that breaks first, then the one that may, then the one that holds the most.
+    fn standing(&self) -> (u32, u32, std::cmp::Reverse<u64>) {
+        let step = |breach: &Option<RunBreach>| breach.as_ref().map_or(u32::MAX, |breach| breach.step);
+        (step(&self.breach), step(&self.doubt), std::cmp::Reverse(self.figures.peak_reserved_bytes))
     }
 }
 
@@ -211,24 +242,9 @@ struct Found {
     doubt: Option<RunBreach>,
 }
 
-fn earliest(place: &mut Option<RunBreach>, breach: RunBreach) {
+fn earliest(place: &mut Option<RunBreach>, breach: Option<RunBreach>) {
+    let Some(breach) = breach else { return };
     if place.as_ref().is_none_or(|known| breach.step < known.step) {
         *place = Some(breach);
-    }
-}
-
-/// How far all plays together are.
-struct Progress<'a, 'b> {
-    watch: &'a mut Watch<'b>,
-    total: u32,
-    done: u32,
-    is_ended: bool,
-}
-
-impl Progress<'_, '_> {
-    fn step(&mut self) {
-        self.done = self.done.saturating_add(1);
-        let (step, total) = (self.done, self.total.max(self.done));
-        self.is_ended |= (self.watch)(PlayedSteps { step, total }).is_break();
     }
 }

@@ -43,9 +43,34 @@ pub struct RunTerms {
     pub evaluate_every: Option<u32>,
     /// Updates from one checkpoint to the next.
     pub checkpoint_every: Option<u32>,
+    /// Replicas, each with a part of every batch.
+    pub replicas: usize,
 }
 
-/// How far a play is.
+/// Samples to train on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TrainingSamples {
+    /// So many.
+    Counted(usize),
+    /// Nobody counts them.
+    Uncounted,
+}
+
+impl TrainingSamples {
+    /// How many there are taken to be: epochs outlast the horizon where nobody counts.
+    pub(super) fn count(self) -> usize {
+        match self {
+            Self::Counted(count) => count,
+            Self::Uncounted => 1 << 40,
+        }
+    }
+
+    pub(super) fn is_counted(self) -> bool {
+        self != Self::Uncounted
+    }
+}
+
+/// How far plays are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlayedSteps {
     /// Steps so far, under all allocators together.
@@ -63,14 +88,14 @@ pub struct Play {
     pub runs: Vec<PlayedRun>,
 }
 
-/// Whoever follows a play, and may end it.
+/// Whoever follows plays and may end them. It is told now and then.
 pub type Watch<'a> = dyn FnMut(PlayedSteps) -> ControlFlow<()> + 'a;
 
 /// What is known for playing runs.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     /// Samples in the data to train on.
-    pub(super) samples: Option<usize>,
+    pub(super) samples: Option<TrainingSamples>,
     /// Recordings at lengths of their own, by their point without its batch size, until there are enough of them.
     recordings: BTreeMap<Point, BTreeMap<ProbeShape, Vec<Event>>>,
     /// What was made of them, or why nothing was.
@@ -87,7 +112,12 @@ fn family(point: &Point) -> Point {
 impl Probed {
     /// Notes how many samples there are to train on.
     pub fn count_samples(&mut self, samples: usize) {
-        self.runs.samples = Some(samples);
+        self.runs.samples = Some(TrainingSamples::Counted(samples));
+    }
+
+    /// Notes that nobody counts the samples of the program.
+    pub fn leave_samples_uncounted(&mut self) {
+        self.runs.samples = Some(TrainingSamples::Uncounted);
     }
 
     /// Adds the recording of a probe at a length of its own.
@@ -116,6 +146,11 @@ impl Probed {
         self.terms.run.as_ref().map_or_else(|| Ok(Vec::new()), |run| length_probes::shapes(&run.data))
     }
 
+    /// Whether samples have lengths of their own, and are padded to the longest of their batch.
+    pub fn varies_in_length(&self) -> bool {
+        self.probe_shapes().is_ok_and(|shapes| !shapes.is_empty())
+    }
+
     pub(super) fn is_playable(&self, point: &Point) -> bool {
         // Without a probe nothing is known of small searches, and a batch of 1 takes other paths.
         let varies = self.probe_shapes().map_or(true, |shapes| !shapes.is_empty());
@@ -133,7 +168,7 @@ impl Probed {
             Ok(basis) => basis,
             Err(reason) => return unknown(reason),
         };
-        let shapes = RunShapes::new(&run.data, samples, point.batch_size, run.seed);
+        let shapes = RunShapes::new(&run.data, samples.count(), point.batch_size, run.seed);
         let settings = self.settings_of_run(point);
         let coming = Coming {
             run,

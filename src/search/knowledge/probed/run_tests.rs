@@ -1,0 +1,125 @@
+//! Whole runs of a made program whose samples have 40 to 500 tokens.
+
+use std::ops::ControlFlow;
+
+use super::whole_run::RunTerms;
+use super::*;
+use crate::data::{DataSpec, LengthDistribution, LengthSpec, Padding};
+use crate::memory::forecast::testing::FRAGMENTING;
+use crate::search::length_probes;
+use crate::search::machine::Machine;
+use crate::search::scripted::plan;
+use crate::trial::remedies::{Changes, RunRemedies};
+use crate::units::MIB;
+
+const SAMPLES: usize = 4000;
+
+/// What is known of it under a limit, as one of so many replicas.
+fn known(limit_bytes: u64, replicas: usize) -> (Probed, Point) {
+    let length = LengthSpec::Range { min: 40, max: 500, distribution: LengthDistribution::Uniform };
+    let data = DataSpec { sequence_length: Some(length), padding: Padding::Longest, ..DataSpec::default() };
+    let shapes = length_probes::shapes(&data).unwrap();
+    let mut terms = Terms { limit_bytes, ..Machine::new().terms(&plan(64)) };
+    let run = RunTerms { horizon_steps: 300, data, seed: 1, evaluate_every: None, checkpoint_every: None, replicas };
+    terms.run = Some(run);
+    // The rate is another matter.
+    terms.safety.fragmentation_threshold = crate::units::Fraction(1.0);
+    let mut probed = Probed::new(terms);
+    probed.count_samples(SAMPLES);
+    let point = crate::search::rules::testing::point(8);
+    for (batch_size, length) in shapes {
+        let events = FRAGMENTING.record(&[(batch_size as u64, length as u64); 5]);
+        probed.add_length_probe(&Point { batch_size, ..point.clone() }, length, events);
+    }
+    (probed, point)
+}
+
+fn patient(_: PlayedSteps) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn remedies(limit_bytes: u64, reach: Reach) -> RunRemedies {
+    let (probed, point) = known(limit_bytes, 1);
+    probed.remedies(&point, &History::default(), reach, &mut patient).unwrap()
+}
+
+#[test]
+fn a_play_that_somebody_leaves_has_no_result() {
+    let (probed, point) = known(u64::MAX, 1);
+    let mut leave = |_| ControlFlow::Break(());
+    assert_eq!(probed.play(&point, &History::default(), &mut leave), None);
+    assert_eq!(probed.remedies(&point, &History::default(), Reach::Shapes, &mut leave), None);
+}
+
+#[test]
+fn the_worst_rank_s_run_is_the_run() {
+    let (probed, point) = known(u64::MAX, 1);
+    let alone = probed.play(&point, &History::default(), &mut patient).unwrap();
+    assert_eq!(alone.runs[0].rank, None);
+    let (probed, point) = known(u64::MAX, 4);
+    let several = probed.play(&point, &History::default(), &mut patient).unwrap();
+    let [worst] = several.runs.as_slice() else { panic!("one allocator") };
+    assert!(worst.rank.is_some() && worst.figures.steps == 300);
+    assert_eq!(several.outlook.peak_reserved_bytes, worst.figures.peak_reserved_bytes);
+    assert_ne!(worst.figures.points, alone.runs[0].figures.points, "each rank has its own part of a batch");
+
+    // A limit that the best rank keeps and the worst does not: the worst one's step is told, with its number.
+    let (probed, point) = known(316 * MIB, 4);
+    let tight = probed.play(&point, &History::default(), &mut patient).unwrap();
+    let breach = tight.outlook.breach.unwrap();
+    let rank = tight.runs[0].rank.unwrap();
+    assert!(breach.reason.contains(&format!("(rank {rank}, allocator native, limit 316.0 MiB)")), "{}", breach.reason);
+    assert_eq!(tight.runs[0].figures.out_of_memory.unwrap().step, breach.step);
+}
+
+#[test]
+fn what_makes_a_run_last_that_breaks_is_found_by_the_same_forecast() {
+    let (probed, point) = known(316 * MIB, 1);
+    let play = probed.play(&point, &History::default(), &mut patient).unwrap();
+    assert_eq!(play.outlook.method, Method::Exact, "{}", play.outlook.reason);
+    let breach = play.outlook.breach.unwrap();
+    let found = remedies(316 * MIB, Reach::ShapesAndReleases);
+    assert_eq!(found.as_it_is.breach.unwrap().step(), breach.step, "it is played as the run itself is");
+    let hint = found.hint().unwrap();
+    assert_eq!(
+        hint, "with `data.pad_to_multiple_of: 256` the run lasts, by forecast with 310.0 MiB reserved",
+        "no release of the cache helps"
+    );
+    let offered: Vec<Changes> = found.offered().map(|way| way.changes).collect();
+    assert!(offered.iter().any(|changes| changes.group_by_length && changes.token_budget.is_some()), "{offered:?}");
+    assert!(found.offered().all(|way| way.run.lasts()) && found.unplayed == 0);
+    assert!(found.ways.iter().any(|way| way.changes.trim == Some(Trim::AfterUpdate) && !way.offered));
+}
+
+#[test]
+fn a_run_that_lasts_is_offered_what_holds_less_and_larger_batches_in_as_much() {
+    let found = remedies(1000 * MIB, Reach::Shapes);
+    let as_it_is = &found.as_it_is;
+    assert!(as_it_is.lasts() && found.hint().is_none());
+    // 8 samples a batch of 4000, padded to the longest of 8.
+    assert_eq!((as_it_is.epoch_steps, as_it_is.largest_batch, as_it_is.steps), (Some(500), 8, 300));
+    assert!(as_it_is.padding_share > Some(0.3) && as_it_is.fragmentation > Some(0.1), "{as_it_is:?}");
+    let way = |changes: Changes| found.ways.iter().find(|way| way.changes == changes).unwrap();
+    let padded = way(Changes { pad_to_multiple_of: Some(128), ..Changes::default() });
+    assert!(padded.offered && padded.run.shapes < as_it_is.shapes, "{}", padded.reason);
+    assert_eq!(padded.run.epoch_steps, Some(500));
+    let grouped = way(Changes { group_by_length: true, ..Changes::default() });
+    assert!(grouped.run.padding_share < Some(0.05), "{}", grouped.reason);
+    let larger = found.ways.iter().max_by_key(|way| way.changes.token_budget).unwrap();
+    assert!(larger.offered && larger.run.epoch_steps < Some(500), "{}", larger.reason);
+    assert_eq!(larger.changes.token_budget, Some(as_it_is.most_tokens));
+    assert!(found.ways.iter().all(|way| way.changes.trim.is_none()));
+    let order: Vec<bool> = found.ways.iter().map(|way| way.offered).collect();
+    assert!(order.is_sorted_by(|one, other| one >= other), "what is offered comes first: {order:?}");
+}
+
+#[test]
+fn without_lengths_or_an_exact_forecast_nothing_is_looked_for() {
+    let machine = Machine::new();
+    let mut probed = Probed::new(machine.terms(&plan(64)));
+    let point = crate::search::rules::testing::point(8);
+    assert_eq!(probed.remedies(&point, &History::default(), Reach::Shapes, &mut patient), None);
+    probed.leave_samples_uncounted();
+    assert_eq!(probed.remedies(&point, &History::default(), Reach::Shapes, &mut patient), None);
+    assert!(!probed.varies_in_length());
+}
