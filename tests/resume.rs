@@ -140,6 +140,7 @@ fn a_driver_to_be_killed() {
         interrupt: Interrupt::default(),
         finished,
         foretold: Vec::new(),
+        tuned: Vec::new(),
         started,
     };
     assert_eq!(result.run().unwrap().end, End::Safe);

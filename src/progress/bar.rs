@@ -48,6 +48,14 @@ impl Bar {
         bar.enable_steady_tick(TICK);
     }
 
+    /// Shows how far a play is, which no device takes part in.
+    fn advance(&mut self, step: u64, total: u64, what: &str) {
+        let bar = self.of(None);
+        bar.set_length(total);
+        bar.set_position(step);
+        bar.set_message(what.to_owned());
+    }
+
     fn say(&self, event: &Event) {
         if let Some(line) = plain::line(event) {
             // Printing past the bars would tear them. Where nothing can be printed the line is lost.
@@ -79,10 +87,14 @@ impl Reporter for Bar {
                     let prefix = format!("forecast of the whole run, batch {}", point.batch_size);
                     self.begin(None, u64::from(*total), &prefix);
                 }
-                let bar = self.of(None);
-                bar.set_length(u64::from(*total));
-                bar.set_position(u64::from(*step));
-                bar.set_message("steps");
+                self.advance(u64::from(*step), u64::from(*total), "steps");
+            }
+            Event::AllocatorTuning { point, what, step, total } => {
+                if *total == 0 {
+                    let prefix = format!("settings of the allocator, batch {}", point.batch_size);
+                    self.begin(None, *total, &prefix);
+                }
+                self.advance(*step, *total, what);
             }
             Event::Sample { .. } => {}
             Event::StudyEnded { .. } => {
@@ -94,7 +106,7 @@ impl Reporter for Bar {
                     // Another device may still be busy.
                     self.of(device.as_deref()).finish_and_clear();
                 }
-                if matches!(other, Event::RunPlayed { .. }) && self.bars.len() > 1 {
+                if matches!(other, Event::RunPlayed { .. } | Event::AllocatorTuned { .. }) && self.bars.len() > 1 {
                     self.of(None).finish_and_clear();
                 }
                 self.say(other);

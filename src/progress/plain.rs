@@ -64,7 +64,12 @@ pub(super) fn line(event: &Event) -> Option<String> {
         Event::RunPlayed { point, outlook } => {
             format!("whole run of batch {}: {}", point.batch_size, harmless(&whole_run::sentence(outlook)))
         }
-        Event::Step { .. } | Event::Sample { .. } | Event::RunPlaying { .. } => return None,
+        Event::AllocatorTuned { point, found } => {
+            format!("settings of the allocator for batch {}: {}", point.batch_size, harmless(&found.reason))
+        }
+        Event::Step { .. } | Event::Sample { .. } | Event::RunPlaying { .. } | Event::AllocatorTuning { .. } => {
+            return None;
+        }
     })
 }
 

@@ -26,12 +26,13 @@ use crate::trial::journal::{Entry, Journal, JournalError};
 use crate::trial::spec::ProbeSchedule;
 use crate::trial::statistics::FEWEST_SAMPLES;
 use crate::trial::{
-    ExecutorError, Interrupt, Observation, Outcome, Outlook, Point, Purpose, TrialId, TrialRecord, TrialSpec,
+    ExecutorError, Interrupt, Observation, Outcome, Outlook, Point, Purpose, TrialId, TrialRecord, TrialSpec, TunedRun,
 };
 
 mod answer;
 mod crew;
 pub(super) mod probes;
+mod tuning;
 mod turns;
 mod whole_run;
 
@@ -110,6 +111,8 @@ pub struct Study<'a> {
     pub finished: Vec<TrialRecord>,
     /// Runs whose play it holds.
     pub foretold: Vec<(Point, Outlook)>,
+    /// Searches for settings of the allocator whose result it holds.
+    pub tuned: Vec<(Point, TunedRun)>,
     /// When the study began, RFC 3339.
     pub started: String,
 }
@@ -174,6 +177,7 @@ impl<'a> Running<'a> {
     fn new(mut study: Study<'a>, crew: Crew, facts: DeviceFacts) -> Self {
         let finished = std::mem::take(&mut study.finished);
         let foretold = std::mem::take(&mut study.foretold);
+        let tuned = std::mem::take(&mut study.tuned);
         let mut running = Self {
             space: Space::new(study.plan),
             // Replicas share the host's processors.
@@ -196,6 +200,9 @@ impl<'a> Running<'a> {
         };
         for (point, outlook) in foretold {
             running.foretold(point, outlook);
+        }
+        for (point, found) in tuned {
+            running.history.tell_tuned(point, found);
         }
         for record in finished {
             if let Some(outlook) = &record.outlook {
@@ -222,6 +229,13 @@ impl<'a> Running<'a> {
     }
 
     fn search(&mut self) -> Result<End, DriverError> {
+        let end = self.search_on()?;
+        // What is proved stays so: all that the budget left out is how it compares with the program's own settings.
+        let is_proved = standing(&self.history, &self.space).status() == Status::Safe;
+        Ok(if end == End::BudgetEnded && is_proved { End::Safe } else { end })
+    }
+
+    fn search_on(&mut self) -> Result<End, DriverError> {
         loop {
             let ask = self.strategy.ask(&self.history, &self.knowledge as &dyn Knowledge);
             self.report_skips();
@@ -234,6 +248,11 @@ impl<'a> Running<'a> {
                 _ if self.budget_is_spent() => return Ok(End::BudgetEnded),
                 Ask::Play { point } => {
                     if let Some(end) = self.play(point) {
+                        return Ok(end);
+                    }
+                }
+                Ask::TuneAllocator { point } => {
+                    if let Some(end) = self.tune(point) {
                         return Ok(end);
                     }
                 }
@@ -371,6 +390,8 @@ fn explain(record: &TrialRecord) -> String {
     }
 }
 
+#[cfg(test)]
+mod allocator_tests;
 #[cfg(test)]
 mod side_by_side;
 #[cfg(test)]

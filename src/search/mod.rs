@@ -15,8 +15,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::trial::{Outlook, Point, Purpose, TrialRecord, TrialSpec};
+use crate::trial::{Outlook, Point, Purpose, TrialRecord, TrialSpec, TunedRun};
 
+pub mod allocator_reason;
 pub mod driver;
 pub mod grid;
 pub mod knowledge;
@@ -68,6 +69,7 @@ impl JudgedTrial {
 pub struct History {
     trials: Vec<JudgedTrial>,
     outlooks: Vec<(Point, Outlook)>,
+    tuned: Vec<(Point, TunedRun)>,
 }
 
 impl History {
@@ -95,6 +97,17 @@ impl History {
     /// What is forecast of a point's whole run, once it was played.
     pub fn outlook(&self, point: &Point) -> Option<&Outlook> {
         self.outlooks.iter().find(|(known, _)| known == point).map(|(_, outlook)| outlook)
+    }
+
+    /// Tells what a search for settings of the allocator over a point's whole run came to.
+    pub fn tell_tuned(&mut self, point: Point, found: TunedRun) {
+        self.tuned.retain(|(known, _)| *known != point);
+        self.tuned.push((point, found));
+    }
+
+    /// What such a search came to, once it was made.
+    pub fn tuned(&self, point: &Point) -> Option<&TunedRun> {
+        self.tuned.iter().find(|(known, _)| known == point).map(|(_, found)| found)
     }
 
     /// Whether the forecast of a point's whole run rules it out.
@@ -146,6 +159,12 @@ pub enum Ask {
     },
     /// Play the whole run of this point to the model of the allocator, and tell what came of it.
     Play {
+        /// The point.
+        point: Point,
+    },
+    /// Search for settings of the allocator by playing the whole run of this point, which has the program's own, under one
+    /// after another, and tell what came of it.
+    TuneAllocator {
         /// The point.
         point: Point,
     },

@@ -25,6 +25,7 @@ pub mod replicas;
 pub mod spawn;
 pub mod spec;
 pub mod statistics;
+pub mod tuned_run;
 pub mod worker;
 mod worst_rank;
 
@@ -32,3 +33,4 @@ pub use executor::{Executor, ExecutorError, Interrupt, Observation};
 pub use outcome::{Measurement, Outcome, TrialRecord};
 pub use outlook::Outlook;
 pub use spec::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec};
+pub use tuned_run::TunedRun;

@@ -115,6 +115,7 @@ fn study(folder: &Path, plan: &Plan, devices: Devices<'_>, finished: Vec<TrialRe
         interrupt: Interrupt::default(),
         finished,
         foretold: Vec::new(),
+        tuned: Vec::new(),
         started: header.started.clone(),
     }
     .run();

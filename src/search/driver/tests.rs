@@ -31,6 +31,7 @@ fn study_in(
         interrupt: Interrupt::default(),
         finished,
         foretold: Vec::new(),
+        tuned: Vec::new(),
         started: header.started,
     }
     .run()

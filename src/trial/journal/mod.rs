@@ -7,6 +7,7 @@
 //! {"entry":"trial_ended","record":{…},"verdict":{…}}
 //! {"entry":"skipped","point":{…},"reason":"…"}
 //! {"entry":"whole_run","point":{…},"outlook":{…},"runs":[…]}
+//! {"entry":"allocator_tuned","point":{…},"found":{…},"tried":[…]}
 //! {"entry":"recommended","recommendation":{…}}
 //! {"entry":"forecast","curve":{…}}
 //! {"entry":"block_map","point":{…},"map":{…}}
@@ -35,6 +36,7 @@ use serde_json::Value;
 use super::outcome::TrialRecord;
 use super::outlook::{Outlook, PlayedRun};
 use super::spec::{Point, TrialSpec};
+use super::tuned_run::{TriedSetting, TunedRun};
 use crate::device::DeviceFacts;
 use crate::memory::blocks::BlockMap;
 use crate::memory::forecast::curve::Curve;
@@ -148,6 +150,15 @@ pub enum Entry {
         /// Its figures under each allocator that it was played to: for the report.
         runs: Vec<PlayedRun>,
     },
+    /// Settings of the allocator were searched for over the whole run of a point.
+    AllocatorTuned {
+        /// Which point.
+        point: Point,
+        /// What came of it.
+        found: TunedRun,
+        /// Everything that was tried: for the report.
+        tried: Vec<TriedSetting>,
+    },
     /// The search came to its end.
     Concluded {
         /// `safe`, `unverified` or `none`.
@@ -157,7 +168,7 @@ pub enum Entry {
 
 impl Entry {
     /// The kinds that this version knows, as the field `entry` holds them.
-    const KINDS: [&str; 9] = [
+    const KINDS: [&str; 10] = [
         "device",
         "trial_started",
         "trial_ended",
@@ -166,6 +177,7 @@ impl Entry {
         "forecast",
         "block_map",
         "whole_run",
+        "allocator_tuned",
         "concluded",
     ];
 
@@ -201,6 +213,14 @@ impl Contents {
     pub fn foretold(&self) -> impl Iterator<Item = (&Point, &Outlook)> {
         self.entries.iter().filter_map(|entry| match entry {
             Entry::WholeRun { point, outlook, .. } => Some((point, outlook)),
+            _ => None,
+        })
+    }
+
+    /// What searches for settings of the allocator came to, in order.
+    pub fn tuned(&self) -> impl Iterator<Item = (&Point, &TunedRun)> {
+        self.entries.iter().filter_map(|entry| match entry {
+            Entry::AllocatorTuned { point, found, .. } => Some((point, found)),
             _ => None,
         })
     }

@@ -31,10 +31,9 @@ impl Probed {
             return Some(Vec::new());
         }
         let settings = self.settings_of_run(point);
-        let (limit_bytes, safety) = (self.terms.limit_bytes, &self.terms.safety);
-        let coming = |data: &DataSpec| {
-            let shapes = RunShapes::new(data, samples, point.batch_size, run.seed);
-            Coming { run, point, shapes, basis: &basis, limit_bytes, safety }
+        let coming = |data: &DataSpec| Coming {
+            shapes: RunShapes::new(data, samples, point.batch_size, run.seed),
+            ..self.coming(point, (run, samples), &basis)
         };
         let mut advice = Vec::new();
         if basis.varies && run.data.padding == Padding::Longest {

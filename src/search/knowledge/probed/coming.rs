@@ -12,7 +12,7 @@ use crate::config::plan::SafetyPlan;
 use crate::data::run_shapes::{BatchShape, RunShapes};
 use crate::memory::forecast::long_run::{LongRunFigures, Terms, judge, play};
 use crate::memory::forecast::shape::{self, LongRun, Shape};
-use crate::memory::forecast::{MIN_BATCH_SIZE, Method};
+use crate::memory::forecast::{ForecastError, MIN_BATCH_SIZE, Method};
 use crate::memory::policy::supervised::{Stop, Supervised};
 use crate::memory::policy::{self, Policy, Settings};
 use crate::trial::outlook::{PlayedRun, RunBreach};
@@ -102,8 +102,25 @@ impl Coming<'_> {
         policy: Box<dyn Policy>,
         progress: &mut Progress<'_, '_>,
     ) -> Option<Result<LongRunFigures, String>> {
-        let forecaster = self.basis.forecaster.as_ref();
-        let sequence = Sequence { coming: self, len: self.run.horizon_steps as usize };
+        let stop = Stop::default();
+        let policy = Box::new(Supervised::new(policy, stop.clone()));
+        let played = self.play_steps(self.run.horizon_steps, policy, &mut |_| {
+            progress.step();
+            if progress.is_ended {
+                stop.want();
+            }
+        });
+        (!progress.is_ended).then(|| played.map_err(|error| error.to_string()))
+    }
+
+    /// Plays its first steps to a policy.
+    pub(super) fn play_steps(
+        &self,
+        steps: u32,
+        policy: Box<dyn Policy>,
+        on_step: &mut dyn FnMut(u32),
+    ) -> Result<LongRunFigures, ForecastError> {
+        let sequence = Sequence { coming: self, len: steps as usize };
         let long = LongRun {
             shapes: &sequence,
             evaluation: self.shape(self.shapes.longest()),
@@ -111,19 +128,7 @@ impl Coming<'_> {
             checkpoint_every: self.cadence(self.run.checkpoint_every),
             accumulation_steps: self.basis.varies.then_some(self.point.accumulation_steps.max(1)),
         };
-        let events = match forecaster.events(long) {
-            Ok(events) => events,
-            Err(error) => return Some(Err(error.to_string())),
-        };
-        let stop = Stop::default();
-        let policy = Box::new(Supervised::new(policy, stop.clone()));
-        let figures = play(events, policy, &mut |_| {
-            progress.step();
-            if progress.is_ended {
-                stop.want();
-            }
-        });
-        (!progress.is_ended).then_some(Ok(figures))
+        Ok(play(self.basis.forecaster.events(long)?, policy, on_step))
     }
 
     /// Updates from one pass to the next, in the recording's own.
@@ -142,7 +147,7 @@ impl Coming<'_> {
     }
 
     /// How sure the forecast is. A last batch of one sample takes other paths than the probes have seen.
-    fn method(&self) -> Method {
+    pub(super) fn method(&self) -> Method {
         let has_single = self.shapes.smallest_samples() < MIN_BATCH_SIZE;
         if has_single { self.basis.method.max(Method::Affine) } else { self.basis.method }
     }
