@@ -141,6 +141,7 @@ fn a_driver_to_be_killed() {
         finished,
         foretold: Vec::new(),
         remedied: Vec::new(),
+        tuned: Vec::new(),
         started,
     };
     assert_eq!(result.run().unwrap().end, End::Safe);

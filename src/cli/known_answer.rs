@@ -96,7 +96,8 @@ fn is_proved(recommendation: &Recommendation, history: &History, plan: &Plan) ->
         (point.batch_size, point.accumulation_steps) == (recommended.batch_size, recommended.accumulation_steps)
             && (point.loader_workers, point.prefetch_depth, point.device_prefetch)
                 == (recommended.loader_workers, recommended.prefetch_depth, recommended.device_prefetch)
-            && point.alloc_conf.as_ref().is_none_or(|conf| recommended.allocator.conf.as_ref() == Some(conf))
+            && point.alloc_conf.as_ref().or(recommendation.environment.alloc_conf.as_ref())
+                == recommended.allocator.conf.as_ref()
     };
     history.trials().iter().map(|trial| &trial.record).any(|record| {
         record.spec.is_soak()

@@ -33,7 +33,7 @@ use crate::search::{Ask, History, strategy};
 use crate::text::{harmless, with_causes};
 use crate::trial::journal::{self, Header, Journal, StudyLock};
 use crate::trial::remedies::RunRemedies;
-use crate::trial::{Interrupt, Outlook, Point, TrialRecord};
+use crate::trial::{Interrupt, Outlook, Point, TrialRecord, TunedRun};
 
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let loaded = check::load(&args.plan, registry)?;
@@ -101,6 +101,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         finished: opened.finished,
         foretold: opened.foretold,
         remedied: opened.remedied,
+        tuned: opened.tuned,
         started: opened.started,
     }
     .run()
@@ -174,6 +175,7 @@ struct OpenedStudy {
     finished: Vec<TrialRecord>,
     foretold: Vec<(Point, Outlook)>,
     remedied: Vec<(Point, RunRemedies)>,
+    tuned: Vec<(Point, TunedRun)>,
     started: String,
 }
 
@@ -186,13 +188,14 @@ impl OpenedStudy {
             let finished = contents.finished().map(|(record, _)| record.clone()).collect();
             let foretold = contents.foretold().map(|(point, outlook)| (point.clone(), outlook.clone())).collect();
             let remedied = contents.remedied().map(|(point, found)| (point.clone(), found.clone())).collect();
-            return Ok(Self { journal, finished, foretold, remedied, started: contents.header.started });
+            let tuned = contents.tuned().map(|(point, found)| (point.clone(), found.clone())).collect();
+            return Ok(Self { journal, finished, foretold, remedied, tuned, started: contents.header.started });
         }
         let plan_value = serde_json::to_value(plan).unwrap_or_default();
         let header = Header::new(&plan.sha256(), plan_value);
         let journal = Journal::create(lock, &header).map_err(failed)?;
-        let (finished, foretold, remedied) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { journal, finished, foretold, remedied, started: header.started })
+        let (finished, foretold, remedied, tuned) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { journal, finished, foretold, remedied, tuned, started: header.started })
     }
 }
 
@@ -247,9 +250,9 @@ fn dry_run(plan: &Plan) -> String {
     let rungs = space.rungs();
     let first = match strategy(plan, crate::device::facts::cpus(Path::new("/"))).ask(&History::default(), &Nothing) {
         Ask::Run { point, purpose } => format!("{purpose}: {point}"),
-        // Neither comes first.
+        // None of these comes first.
         Ask::ProbeLength { point, length } => format!("probe: {point}, {length} tokens"),
-        Ask::Play { point } => format!("whole run: {point}"),
+        Ask::Play { point } | Ask::TuneAllocator { point } => format!("whole run: {point}"),
         Ask::Finished(_) => "none: no size meets the target".to_owned(),
     };
     format!(

@@ -48,15 +48,20 @@ impl Bar {
         bar.enable_steady_tick(TICK);
     }
 
+    /// Shows how far a play is, which no device takes part in.
+    fn advance(&mut self, step: u64, total: u64, what: &str) {
+        let bar = self.of(None);
+        bar.set_length(total);
+        bar.set_position(step);
+        bar.set_message(what.to_owned());
+    }
+
     /// How far a forecast is.
     fn play(&mut self, prefix: &str, step: u32, total: u32) {
         if step == 0 {
             self.begin(None, u64::from(total), prefix);
         }
-        let bar = self.of(None);
-        bar.set_length(u64::from(total));
-        bar.set_position(u64::from(step));
-        bar.set_message("steps");
+        self.advance(u64::from(step), u64::from(total), "steps");
     }
 
     fn say(&self, event: &Event) {
@@ -91,6 +96,13 @@ impl Reporter for Bar {
             Event::RemediesPlaying { point, step, total } => {
                 self.play(&format!("other shapes for the whole run, batch {}", point.batch_size), *step, *total);
             }
+            Event::AllocatorTuning { point, what, step, total } => {
+                if *total == 0 {
+                    let prefix = format!("settings of the allocator, batch {}", point.batch_size);
+                    self.begin(None, *total, &prefix);
+                }
+                self.advance(*step, *total, what);
+            }
             Event::Sample { .. } => {}
             Event::StudyEnded { .. } => {
                 self.clear();
@@ -101,7 +113,11 @@ impl Reporter for Bar {
                     // Another device may still be busy.
                     self.of(device.as_deref()).finish_and_clear();
                 }
-                if matches!(other, Event::RunPlayed { .. } | Event::RemediesPlayed { .. }) && self.bars.len() > 1 {
+                let is_played = matches!(
+                    other,
+                    Event::RunPlayed { .. } | Event::RemediesPlayed { .. } | Event::AllocatorTuned { .. }
+                );
+                if is_played && self.bars.len() > 1 {
                     self.of(None).finish_and_clear();
                 }
                 self.say(other);

@@ -7,7 +7,7 @@ use crate::memory::MemorySample;
 use crate::memory::forecast::Method;
 use crate::trial::outcome::StepTimes;
 use crate::trial::remedies::RunRemedies;
-use crate::trial::{Outlook, Point, TrialRecord, TrialSpec};
+use crate::trial::{Outlook, Point, TrialRecord, TrialSpec, TunedRun};
 
 /// One thing that happened in a study.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -120,6 +120,24 @@ pub enum Event {
         point: Point,
         /// What came of them.
         remedies: RunRemedies,
+    },
+    /// Settings of the allocator are being searched for over the whole run of a point.
+    AllocatorTuning {
+        /// Which point.
+        point: Point,
+        /// What is tried at present; empty before the first.
+        what: String,
+        /// Steps played so far, under all settings together.
+        step: u64,
+        /// Of how many as of now: what is tried later depends on what was found before. 0 before the first.
+        total: u64,
+    },
+    /// Settings of the allocator were searched for over the whole run of a point.
+    AllocatorTuned {
+        /// Which point.
+        point: Point,
+        /// What came of it.
+        found: TunedRun,
     },
     /// A point was ruled out without running it.
     Skipped {

@@ -17,8 +17,8 @@ pub mod plain;
 
 pub use event::Event;
 
-/// Shows the events of a study, in order.
-pub trait Reporter {
+/// Shows the events of a study, in order. What is played on several threads reports from any of them, one at a time.
+pub trait Reporter: Send {
     /// Takes one event.
     fn report(&mut self, event: &Event);
 }

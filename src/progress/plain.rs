@@ -71,7 +71,14 @@ pub(super) fn line(event: &Event) -> Option<String> {
             );
             format!("whole run of batch {}: {best}", point.batch_size)
         }
-        Event::Step { .. } | Event::Sample { .. } | Event::RunPlaying { .. } | Event::RemediesPlaying { .. } => {
+        Event::AllocatorTuned { point, found } => {
+            format!("settings of the allocator for batch {}: {}", point.batch_size, harmless(&found.reason))
+        }
+        Event::Step { .. }
+        | Event::Sample { .. }
+        | Event::RunPlaying { .. }
+        | Event::RemediesPlaying { .. }
+        | Event::AllocatorTuning { .. } => {
             return None;
         }
     })

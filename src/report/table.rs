@@ -37,8 +37,12 @@ enum Align {
 
 /// The summary of a study for a terminal or a log.
 pub fn summary(history: &History, recommendation: &Recommendation) -> String {
-    let rows: Vec<[String; 8]> = history.trials().iter().map(row).collect();
+    let confs = alloc_confs(history);
+    let rows: Vec<[String; 8]> = history.trials().iter().map(|trial| row(trial, &confs)).collect();
     let mut text = render(&rows);
+    for (number, conf) in (1..).zip(&confs) {
+        let _ = writeln!(text, "[{number}]: with {}", single_line(conf));
+    }
     if !history.trials().iter().all(is_certain) {
         text.push_str("~: its steps were too few or too uneven for a certain figure\n");
     }
@@ -47,18 +51,36 @@ pub fn summary(history: &History, recommendation: &Recommendation) -> String {
     text
 }
 
-fn row(trial: &JudgedTrial) -> [String; 8] {
+/// The settings of the allocator that trials ran with, but for the program's own, in the order in which they came up.
+fn alloc_confs(history: &History) -> Vec<&str> {
+    let mut confs: Vec<&str> = Vec::new();
+    for conf in history.trials().iter().filter_map(|trial| trial.record.spec.point.alloc_conf.as_deref()) {
+        if !confs.contains(&conf) {
+            confs.push(conf);
+        }
+    }
+    confs
+}
+
+fn row(trial: &JudgedTrial, confs: &[&str]) -> [String; 8] {
     let record = &trial.record;
     let point = &record.spec.point;
     let measurement = record.measurement.as_ref();
     let rate = trial.verdict.checks.iter().find(|check| check.rule == "fragmentation").and_then(|check| check.value);
     let dash = || "-".to_owned();
+    let conf = point.alloc_conf.as_deref().and_then(|conf| confs.iter().position(|known| *known == conf));
+    let conf = conf.map_or_else(String::new, |place| format!(" [{}]", place + 1));
     // A program that does not report tells neither its speed nor its memory.
     let told = |is_told: fn(&Measurement) -> bool| measurement.filter(|measurement| is_told(measurement));
     [
         record.spec.id.to_string(),
         record.spec.purpose.to_string(),
-        format!("{} × {}{}", point.batch_size, point.accumulation_steps, recomputing(point.gradient_checkpointing)),
+        format!(
+            "{} × {}{}{conf}",
+            point.batch_size,
+            point.accumulation_steps,
+            recomputing(point.gradient_checkpointing)
+        ),
         format!("{} × {}", point.loader_workers, point.prefetch_depth),
         told(|measurement| measurement.samples_per_second > 0.0).map_or_else(dash, |measurement| {
             format!("{}{:.1}", if is_certain(trial) { "" } else { "~" }, measurement.samples_per_second)
@@ -118,6 +140,9 @@ fn answer(recommendation: &Recommendation) -> String {
         (Some(recommended), Some(measured)) => {
             text.push_str(&headline(recommendation.status, recommended));
             text.push_str(&figures(measured));
+            if let Some(reason) = &recommended.allocator.reason {
+                let _ = writeln!(text, "  allocator: {}", printable(reason.lines().next().unwrap_or_default()));
+            }
             for check in &recommendation.checks {
                 // A known answer is read from a journal.
                 let (rule, reason) = (printable(&check.rule), printable(&check.reason));
@@ -288,7 +313,7 @@ mod tests {
             let verdict: Verdict = rules::judge(&record, &rules::testing::safety());
             JudgedTrial { record, verdict }
         };
-        let speed = |purpose, trust| row(&trial(purpose, trust))[4].clone();
+        let speed = |purpose, trust| row(&trial(purpose, trust), &[])[4].clone();
         let plain = speed(Purpose::Ladder, Some(Trust::Reliable));
         assert_eq!(speed(Purpose::Ladder, None), plain, "an old journal does not say");
         assert_eq!(speed(Purpose::Probe, Some(Trust::TooFew)), plain);

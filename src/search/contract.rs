@@ -4,8 +4,11 @@ use proptest::prelude::*;
 
 use super::knowledge::Nothing;
 use super::machine::{Machine, before_soak};
+use super::recommend::standing;
 use super::scripted::{Played, Script, plan, play};
 use super::{Ask, Conclusion, History, JudgedTrial, Space, StrategyKind, staged, strategy};
+use crate::config::resolve::USUAL_CONFS;
+use crate::data::{DataSpec, LengthDistribution, LengthSpec};
 use crate::train::GradientCheckpointing;
 use crate::trial::{Outcome, Point, Purpose};
 use crate::units::MIB;
@@ -145,6 +148,40 @@ proptest! {
         match (rate(&found, &staged), rate(&best, &grid)) {
             (Some(found), Some(best)) => prop_assert!(found >= 0.985 * best, "{found} against {best}"),
             (found, best) => prop_assert_eq!(found, best),
+        }
+    }
+}
+
+proptest! {
+    // A search over a run plays it up to 32 times.
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    #[test]
+    fn settings_of_the_allocator_cost_a_trial_and_a_soak_and_the_answer_is_one_that_passed_its_own(
+        machine in simulated(), target in 4usize..40, breaks: bool, cost in 0.0..0.01_f64,
+    ) {
+        let mut plan = plan(target);
+        plan.search.alloc_conf = USUAL_CONFS.map(str::to_owned).to_vec();
+        let length = LengthSpec::Range { min: 8, max: 64, distribution: LengthDistribution::Uniform };
+        plan.data = DataSpec { sequence_length: Some(length), ..DataSpec::default() };
+        plan.safety.horizon_steps = 60;
+        let machine = Machine { tokens: 64, breaks_from: breaks.then_some(2), settings_cost: cost, ..machine };
+        let (played, history) = machine.play(&mut *strategy(&plan, usize::MAX), &plan);
+        let count = |purpose| played.trials.iter().filter(|(of, _)| *of == purpose).count();
+        let soaks = played.trials.iter().filter(|(purpose, _)| *purpose == Purpose::Soak);
+        let broken = soaks.clone().filter(|(_, point)| !history.soaked(point).is_some_and(JudgedTrial::is_safe));
+        let is_own = |point: &Point| point.alloc_conf.is_none();
+        // Soaks that break are those of points that were tried in vain, and that under the program's own settings.
+        let passed = soaks.clone().count() - broken.clone().count();
+        prop_assert!(passed <= 2 && passed + broken.filter(|(_, point)| is_own(point)).count() <= 3, "{:?}", played.trials);
+        if !breaks {
+            prop_assert!(count(Purpose::Allocator) <= 1, "{:?}", played.sizes());
+            let length_probes = history.trials().iter().filter(|trial| trial.record.spec.is_length_probe()).count();
+            prop_assert!(before_soak(&played) <= staged::TRIALS_BEFORE_SOAK + length_probes, "{:?}", played.sizes());
+        }
+        if let Conclusion::Safe(point) = &played.conclusion {
+            prop_assert!(history.soaked(point).is_some_and(JudgedTrial::is_safe));
+            prop_assert_eq!(standing(&history, &Space::new(&plan)).point(), Some(point));
         }
     }
 }

@@ -27,13 +27,14 @@ use crate::trial::remedies::RunRemedies;
 use crate::trial::spec::ProbeSchedule;
 use crate::trial::statistics::FEWEST_SAMPLES;
 use crate::trial::{
-    ExecutorError, Interrupt, Observation, Outcome, Outlook, Point, Purpose, TrialId, TrialRecord, TrialSpec,
+    ExecutorError, Interrupt, Observation, Outcome, Outlook, Point, Purpose, TrialId, TrialRecord, TrialSpec, TunedRun,
 };
 
 mod answer;
 mod crew;
 pub(super) mod probes;
 mod remedies;
+mod tuning;
 mod turns;
 mod whole_run;
 
@@ -114,6 +115,8 @@ pub struct Study<'a> {
     pub foretold: Vec<(Point, Outlook)>,
     /// Other ways to make them that it holds.
     pub remedied: Vec<(Point, RunRemedies)>,
+    /// Searches for settings of the allocator whose result it holds.
+    pub tuned: Vec<(Point, TunedRun)>,
     /// When the study began, RFC 3339.
     pub started: String,
 }
@@ -179,6 +182,7 @@ impl<'a> Running<'a> {
         let finished = std::mem::take(&mut study.finished);
         let foretold = std::mem::take(&mut study.foretold);
         let remedied = std::mem::take(&mut study.remedied);
+        let tuned = std::mem::take(&mut study.tuned);
         let mut running = Self {
             space: Space::new(study.plan),
             strategy: strategy(study.plan, crew.weakest().map_or(1, |index| crew.cpus_of_worker(index))),
@@ -203,6 +207,9 @@ impl<'a> Running<'a> {
         }
         for (point, found) in remedied {
             running.remedied(point, found);
+        }
+        for (point, found) in tuned {
+            running.history.tell_tuned(point, found);
         }
         for record in finished {
             if let Some(outlook) = &record.outlook {
@@ -231,6 +238,13 @@ impl<'a> Running<'a> {
     }
 
     fn search(&mut self) -> Result<End, DriverError> {
+        let end = self.search_on()?;
+        // What is proved stays so: all that the budget left out is how it compares with the program's own settings.
+        let is_proved = standing(&self.history, &self.space).status() == Status::Safe;
+        Ok(if end == End::BudgetEnded && is_proved { End::Safe } else { end })
+    }
+
+    fn search_on(&mut self) -> Result<End, DriverError> {
         loop {
             let ask = self.strategy.ask(&self.history, &self.knowledge as &dyn Knowledge);
             self.report_skips();
@@ -243,6 +257,11 @@ impl<'a> Running<'a> {
                 _ if self.budget_is_spent() => return Ok(End::BudgetEnded),
                 Ask::Play { point } => {
                     if let Some(end) = self.play(point) {
+                        return Ok(end);
+                    }
+                }
+                Ask::TuneAllocator { point } => {
+                    if let Some(end) = self.tune(point) {
                         return Ok(end);
                     }
                 }
@@ -380,6 +399,8 @@ fn explain(record: &TrialRecord) -> String {
     }
 }
 
+#[cfg(test)]
+mod allocator_tests;
 #[cfg(test)]
 mod side_by_side;
 #[cfg(test)]

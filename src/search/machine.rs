@@ -15,7 +15,9 @@ use super::{Ask, Conclusion, History, JudgedTrial, Skip, Strategy, Verdict, rule
 use crate::config::Plan;
 use crate::device::DeviceFacts;
 use crate::memory::forecast::testing::Recorder;
+use crate::memory::forecast::tuning::Unobserved;
 use crate::memory::policy::native::Native;
+use crate::memory::policy::{AllocConf, Settings};
 use crate::memory::trace::{TraceHeader, TraceWriter};
 use crate::memory::{AllocatorKind, Event, Mark, MemorySample, Ordinal, Phase, Player, Rates};
 use crate::train::GradientCheckpointing;
@@ -50,8 +52,13 @@ pub(crate) struct Machine {
     pub(crate) recomputation: f64,
     /// The tokens of a sample as its activations are given. A probe at a length of its own has that share of them.
     pub(crate) tokens: u64,
-    /// The micro-batch from which on whole runs break, whatever their forecast says.
+    /// The micro-batch from which on whole runs break under the program's own settings of the allocator, whatever their
+    /// forecast says.
     pub(crate) breaks_from: Option<usize>,
+    /// What other settings of the allocator add to the time of a step, as a share of it.
+    pub(crate) settings_cost: f64,
+    /// Whether the soak of a point runs out of memory, whatever its trial said.
+    pub(crate) soak_breaks: fn(&Point) -> bool,
     /// Where probes leave their recordings.
     pub(crate) study: Option<PathBuf>,
     /// What it was asked to run, in order.
@@ -71,6 +78,8 @@ impl Machine {
             recomputation: 0.3,
             tokens: 1,
             breaks_from: None,
+            settings_cost: 0.0,
+            soak_breaks: |_| false,
             study: None,
             ran: Vec::new(),
         }
@@ -187,8 +196,12 @@ impl Machine {
             return loaded(spec, made * rate / spec.point.batch_size as f64).canonical();
         }
         let template = completed(spec.point.clone(), Vec::new());
-        let limit = if spec.is_probe() { u64::MAX } else { self.limit_bytes };
-        let mut player = Player::new(Box::new(Native::new(limit)));
+        let limit = match spec.is_probe() {
+            true => u64::MAX,
+            false if spec.is_soak() && (self.soak_breaks)(&spec.point) => 0,
+            false => self.limit_bytes,
+        };
+        let mut player = Player::new(Box::new(Native::with_settings(settings(&spec.point), limit)));
         let events = self.events_of(spec);
         player.play_all(&events);
         let state = player.state();
@@ -232,6 +245,7 @@ impl Machine {
             GradientCheckpointing::Blocks => 1.0 + self.recomputation,
             GradientCheckpointing::None | GradientCheckpointing::Auto => 1.0,
         };
+        let more = more * if point.alloc_conf.is_some() { 1.0 + self.settings_cost } else { 1.0 };
         batch / (more * (self.fixed_seconds + self.sample_seconds * batch))
     }
 
@@ -278,10 +292,16 @@ impl Machine {
                 Ask::Play { point } => {
                     let played = knowledge.play(&point, &history, &mut |_| ControlFlow::Continue(()));
                     let breaks = self.breaks_from.is_some_and(|size| point.batch_size >= size);
+                    let breaks = breaks && point.alloc_conf.is_none();
                     let breach = RunBreach { step: 150, reason: "out of memory at step 150".to_owned() };
                     let outlook = played.unwrap().outlook;
                     let breach = breaks.then_some(breach).or_else(|| outlook.breach.clone());
                     history.foretell(point, Outlook { breach, ..outlook });
+                    continue;
+                }
+                Ask::TuneAllocator { point } => {
+                    let found = knowledge.tune_run(&point, &history, &Unobserved);
+                    history.tell_tuned(point, found.unwrap().0);
                     continue;
                 }
                 Ask::Finished(conclusion) => {
@@ -329,6 +349,11 @@ impl Executor for Machine {
         }
         Ok(self.record(spec))
     }
+}
+
+/// The settings of the allocator that a point runs with.
+fn settings(point: &Point) -> Settings {
+    point.alloc_conf.as_ref().map_or_else(Settings::default, |conf| conf.parse::<AllocConf>().unwrap().settings)
 }
 
 /// Trials with a model before the soak.

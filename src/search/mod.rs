@@ -16,8 +16,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::trial::remedies::RunRemedies;
-use crate::trial::{Outlook, Point, Purpose, TrialRecord, TrialSpec};
+use crate::trial::{Outlook, Point, Purpose, TrialRecord, TrialSpec, TunedRun};
 
+pub mod allocator_reason;
 pub mod driver;
 pub mod grid;
 pub mod knowledge;
@@ -70,6 +71,7 @@ pub struct History {
     trials: Vec<JudgedTrial>,
     outlooks: Vec<(Point, Outlook)>,
     remedies: Vec<(Point, RunRemedies)>,
+    tuned: Vec<(Point, TunedRun)>,
 }
 
 impl History {
@@ -113,6 +115,17 @@ impl History {
     /// The points of which other ways were played, in order.
     pub fn remedied(&self) -> impl Iterator<Item = (&Point, &RunRemedies)> {
         self.remedies.iter().map(|(point, found)| (point, found))
+    }
+
+    /// Tells what a search for settings of the allocator over a point's whole run came to.
+    pub fn tell_tuned(&mut self, point: Point, found: TunedRun) {
+        self.tuned.retain(|(known, _)| *known != point);
+        self.tuned.push((point, found));
+    }
+
+    /// What such a search came to, once it was made.
+    pub fn tuned(&self, point: &Point) -> Option<&TunedRun> {
+        self.tuned.iter().find(|(known, _)| known == point).map(|(_, found)| found)
     }
 
     /// Whether the forecast of a point's whole run rules it out.
@@ -164,6 +177,12 @@ pub enum Ask {
     },
     /// Play the whole run of this point to the model of the allocator, and tell what came of it.
     Play {
+        /// The point.
+        point: Point,
+    },
+    /// Search for settings of the allocator by playing the whole run of this point, which has the program's own, under one
+    /// after another, and tell what came of it.
+    TuneAllocator {
         /// The point.
         point: Point,
     },

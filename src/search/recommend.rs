@@ -2,6 +2,9 @@
 //!
 //! The objective is samples per second at the effective batch size. Within half a percent, which is about what a
 //! short trial can tell apart, the point with less memory wins.
+//!
+//! Settings of the allocator are held to more: where others than the program's own win nothing that counts, [its own
+//! stay](keeps_own_settings).
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +13,9 @@ use crate::trial::Point;
 
 /// Throughputs closer than this share count as equal.
 pub const EQUAL_SPEED: f64 = 0.005;
+
+/// Differences in reserved memory up to this share of the limit are none, as a divisor.
+pub const NEGLIGIBLE_DIVISOR: u64 = 100;
 
 /// Whether a configuration may be launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,7 +85,9 @@ pub fn standing<'a>(history: &'a History, space: &Space) -> Standing<'a> {
         history.trials().iter().filter(|trial| trial.record.spec.is_soak()).filter(is_answer).collect();
     sort_by_objective(&mut soaked, JudgedTrial::samples_per_second);
     if let Some(trial) = soaked.first() {
-        return Standing::Safe(trial);
+        let own = own_settings(&trial.record.spec.point);
+        let kept = history.soaked(&own).filter(|_| keeps_own_settings(history, trial));
+        return Standing::Safe(kept.unwrap_or(trial));
     }
     let candidate = ranked(history, space)
         .into_iter()
@@ -87,14 +95,52 @@ pub fn standing<'a>(history: &'a History, space: &Space) -> Standing<'a> {
     candidate.map_or(Standing::None, Standing::Unverified)
 }
 
+/// A point with the program's own settings of the allocator.
+pub fn own_settings(point: &Point) -> Point {
+    Point { alloc_conf: None, ..point.clone() }
+}
+
+/// Whether the program's own settings of the allocator stay, though a point has passed its soak under others: the same point
+/// was safe under them in its trial and its soak, and the soaks show the others not to be worth a change.
+pub fn keeps_own_settings(history: &History, changed: &JudgedTrial) -> bool {
+    let own = own_settings(&changed.record.spec.point);
+    let is_safe = history.measured(&own).is_some_and(JudgedTrial::is_safe);
+    let soak = history.soaked(&own).filter(|soak| is_safe && soak.is_safe());
+    soak.is_some_and(|soak| !is_worth_changing(changed, soak))
+}
+
+/// Whether settings of the allocator hold less than the program's own, by more than 1 % of the limit, and cost no speed that
+/// counts.
+fn is_worth_changing(changed: &JudgedTrial, own: &JudgedTrial) -> bool {
+    let limit_bytes = own.record.samples.iter().map(|sample| sample.limit_bytes).max().unwrap_or(0);
+    let saved_bytes = reserved(own).saturating_sub(reserved(changed));
+    saved_bytes > limit_bytes / NEGLIGIBLE_DIVISOR && !is_slower(changed, own)
+}
+
+/// Whether a trial is slower than another by more than counts, where both tell their speed.
+pub fn is_slower(trial: &JudgedTrial, than: &JudgedTrial) -> bool {
+    let rates = trial.samples_per_second().zip(than.samples_per_second());
+    rates.is_some_and(|(rate, than)| rate < than * (1.0 - EQUAL_SPEED))
+}
+
 /// The safe measured points that meet the target and whose whole run nothing rules out, best first.
 pub fn ranked<'a>(history: &'a History, space: &Space) -> Vec<&'a JudgedTrial> {
+    ranked_of(history, space, |point| !history.is_ruled_out(point))
+}
+
+/// The same with those whose whole run breaks under the settings of the allocator that they were measured with: others
+/// may help.
+pub fn candidates<'a>(history: &'a History, space: &Space) -> Vec<&'a JudgedTrial> {
+    ranked_of(history, space, |_| true)
+}
+
+fn ranked_of<'a>(history: &'a History, space: &Space, is_meant: impl Fn(&Point) -> bool) -> Vec<&'a JudgedTrial> {
     let mut trials: Vec<&JudgedTrial> = history
         .trials()
         .iter()
         .filter(|trial| trial.record.spec.is_measuring() && trial.is_safe())
         .filter(|trial| space.meets_target(&trial.record.spec.point))
-        .filter(|trial| !history.is_ruled_out(&trial.record.spec.point))
+        .filter(|trial| is_meant(&trial.record.spec.point))
         .collect();
     sort_by_objective(&mut trials, JudgedTrial::samples_per_second);
     trials

@@ -203,7 +203,9 @@ pub(crate) fn play_knowing(
         skipped.extend(strategy.skipped());
         match ask {
             Ask::Finished(conclusion) => return Played { trials, conclusion, skipped },
-            Ask::ProbeLength { .. } | Ask::Play { .. } => panic!("nothing here can play a run: {ask:?}"),
+            Ask::ProbeLength { .. } | Ask::Play { .. } | Ask::TuneAllocator { .. } => {
+                panic!("nothing here can play a run: {ask:?}")
+            }
             Ask::Run { point, purpose } => {
                 trials.push((purpose, point.clone()));
                 let spec = TrialSpec {

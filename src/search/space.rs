@@ -164,6 +164,11 @@ impl Space {
         &self.probe_shapes
     }
 
+    /// Whether the batches of a run have lengths of their own.
+    pub fn has_varying_lengths(&self) -> bool {
+        !self.probe_shapes.is_empty()
+    }
+
     /// The point that a probe at a length of its own runs for a point: the same in all that memory depends on, with more
     /// accumulation than shows anything new left out.
     pub fn length_probe_point(&self, point: &Point, batch_size: usize) -> Point {

@@ -26,6 +26,7 @@ pub mod replicas;
 pub mod spawn;
 pub mod spec;
 pub mod statistics;
+pub mod tuned_run;
 pub mod worker;
 mod worst_rank;
 
@@ -33,3 +34,4 @@ pub use executor::{Executor, ExecutorError, Interrupt, Observation};
 pub use outcome::{Measurement, Outcome, TrialRecord};
 pub use outlook::Outlook;
 pub use spec::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec};
+pub use tuned_run::TunedRun;

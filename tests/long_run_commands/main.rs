@@ -1,5 +1,6 @@
 //! Programs of the user's own whose batches vary in length: a whole run forecast from tiny probes of one length each, and
-//! then run for real, step by step, under several settings of the allocator and under a limit that only some survive.
+//! then run for real, step by step, under several settings of the allocator and under a limit that only some survive. And
+//! a whole study of such a program ([`study`]), which searches for those settings itself.
 //!
 //! Here the program is `fake_trainer.py`. The same is done with PyTorch on a card by the ignored test, for
 //! `tests/gpu/long_run.sh`.
@@ -9,6 +10,7 @@
 mod card;
 mod refused;
 mod rig;
+mod study;
 
 use batchtune::device::DeviceChoice;
 use batchtune::memory::forecast::Method;

@@ -84,6 +84,9 @@ pub(super) fn write(study: &Study<'_>, html: &mut Html) {
         write!(html, "<dl class=\"tiles\">");
         configuration(recommended, html);
         write!(html, "</dl>");
+        if let Some(reason) = &recommended.allocator.reason {
+            write!(html, "<p>Settings of the allocator: {}.</p>", brief(reason, 2 * LONGEST_REASON));
+        }
     }
     if let Some(measured) = &recommendation.measured {
         write!(html, "<h3>Measured over {}</h3><dl class=\"tiles\">", text(plural(measured.steps as usize, "step")));

@@ -9,9 +9,10 @@ use super::remedies;
 use super::study::Study;
 use crate::memory::forecast::batching::Remedies;
 use crate::memory::forecast::long_run::{Breach, LongRunFigures, LongRunPoint};
-use crate::memory::forecast::tuning::{Ending, Tuning};
+use crate::memory::forecast::tuning::{MAX_PLAYS, Tuning};
 use crate::search::rules::whole_run::sentence;
 use crate::trial::outlook::PlayedRun;
+use crate::trial::tuned_run::TriedSetting;
 use crate::trial::{Outlook, Point};
 use crate::units::{Bytes, Fraction};
 
@@ -69,7 +70,10 @@ pub fn long_run(found: &LongRunPage<'_>) -> String {
     let mut sections = vec![Section::new("whole-run", "Over the steps", |html| figures(&found.runs, found.held, html))];
     if !found.better.is_empty() {
         sections.push(Section::new("settings", "Settings of the allocator", |html| {
-            found.better.iter().for_each(|better| settings(better, html));
+            for better in &found.better {
+                let title = format!("At a batch of {}", better.batch_size);
+                settings(&title, &better.tuning.reason, &TriedSetting::all(better.tuning), html);
+            }
         }));
         sections.push(Section::new("batches", "Other ways to batch", |html| {
             found.better.iter().for_each(|better| ways(better, html));
@@ -107,6 +111,9 @@ pub(super) fn of_study(study: &Study<'_>, html: &mut Html) {
     }
     for (point, found) in &study.remedies {
         remedies::write(point, found, html);
+    }
+    for (point, found, tried) in &study.tuned {
+        settings(&format!("Settings of the allocator, {point}"), &found.reason, tried, html);
     }
 }
 
@@ -214,29 +221,22 @@ fn marks(figures: &LongRunFigures, value: fn(&LongRunPoint) -> Option<f64>) -> V
     points.filter_map(|point| Some(Mark::at(f64::from(point.step), value(point)?))).collect()
 }
 
-fn settings(found: &FoundBetter<'_>, html: &mut Html) {
-    let tuning = found.tuning;
-    write!(html, "<h3>At a batch of {}</h3><p>{}.</p>", found.batch_size, brief(&tuning.reason, LONGEST_REASON));
+/// What settings were compared by playing a run under each.
+fn settings(title: &str, reason: &str, tried: &[TriedSetting], html: &mut Html) {
+    write!(html, "<h3>{}</h3><p>{}.</p>", brief(title, 160), brief(reason, LONGEST_REASON));
     let headings = ["setting", "what was tried", "peak reserved#", "device calls#", "what comes of it"];
     table(html, "Settings", &headings, |html| {
-        for (place, one) in tuning.tried.iter().enumerate() {
-            let best = if tuning.chosen == Some(place) { " class=\"best\"" } else { "" };
-            let result = match (one.ending, &one.breach, one.figures.out_of_memory) {
-                (Ending::OutOfMemory, _, Some(end)) => format!("out of memory at step {}", end.step),
-                (Ending::OutOfMemory, _, None) => "out of memory".to_owned(),
-                (Ending::Outdone, ..) => format!("held too much to win at step {}", one.figures.steps),
-                (Ending::Survived, Some(breach), _) => breach.to_string(),
-                (Ending::Survived, None, _) => "comes to its end".to_owned(),
-            };
+        for one in tried.iter().take(MAX_PLAYS) {
+            let best = if one.is_best { " class=\"best\"" } else { "" };
             write!(
                 html,
                 "<tr{best}><td class=\"long\">{}</td><td>{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td>\
                  <td class=\"long\">{}</td></tr>",
-                brief(&one.candidate, LONGEST_REASON),
-                one.stage.name(),
-                Bytes(one.figures.peak_reserved_bytes),
-                one.figures.device_calls,
-                brief(result, LONGEST_REASON)
+                brief(&one.name, LONGEST_REASON),
+                brief(&one.stage, LONGEST_REASON),
+                Bytes(one.peak_reserved_bytes),
+                one.device_calls,
+                brief(&one.result, LONGEST_REASON)
             );
         }
     });

@@ -15,6 +15,7 @@ use crate::search::JudgedTrial;
 use crate::trial::journal::{Contents, Entry, Header};
 use crate::trial::outlook::PlayedRun;
 use crate::trial::remedies::RunRemedies;
+use crate::trial::tuned_run::{TriedSetting, TunedRun};
 use crate::trial::{Outlook, Point, TrialSpec};
 
 /// A study.
@@ -37,6 +38,8 @@ pub(super) struct Study<'a> {
     pub(super) whole_runs: Vec<(&'a Point, &'a Outlook, &'a [PlayedRun])>,
     /// What other shapes would do to them, in order.
     pub(super) remedies: Vec<(&'a Point, &'a RunRemedies)>,
+    /// Searches for settings of the allocator over such a run, in order.
+    pub(super) tuned: Vec<(&'a Point, &'a TunedRun, &'a [TriedSetting])>,
     pub(super) unknown_entries: usize,
 }
 
@@ -56,6 +59,7 @@ impl<'a> Study<'a> {
             map: None,
             whole_runs: Vec::new(),
             remedies: Vec::new(),
+            tuned: Vec::new(),
             unknown_entries: contents.unknown_entries,
         };
         for entry in &contents.entries {
@@ -103,6 +107,10 @@ impl<'a> Study<'a> {
                 self.remedies.retain(|(known, _)| *known != point);
                 self.remedies.push((point, remedies));
             }
+            Entry::AllocatorTuned { point, found, tried } => {
+                self.tuned.retain(|(known, ..)| *known != point);
+                self.tuned.push((point, found, tried));
+            }
             Entry::Concluded { status } => self.conclusion = Some(status),
         }
     }
@@ -145,10 +153,12 @@ impl<'a> Study<'a> {
 
     /// Whether a point is the answer.
     pub(super) fn is_answer(&self, point: &Point) -> bool {
+        let own = self.facts.and_then(|facts| facts.alloc_conf.as_ref());
         self.recommended().is_some_and(|answer| {
             (point.batch_size, point.accumulation_steps, point.loader_workers)
                 == (answer.batch_size, answer.accumulation_steps, answer.loader_workers)
                 && (point.prefetch_depth, point.device_prefetch) == (answer.prefetch_depth, answer.device_prefetch)
+                && point.alloc_conf.as_ref().or(own) == answer.allocator.conf.as_ref()
         })
     }
 

@@ -7,7 +7,7 @@ use super::{
 use crate::config::Plan;
 use crate::device::DeviceFacts;
 use crate::search::knowledge::probed::{Recomputation, Summary};
-use crate::search::recommend::{front, standing};
+use crate::search::recommend::{front, own_settings, standing};
 use crate::search::{History, JudgedTrial, Skip, Space, rules, staged};
 use crate::trial::command::allocator_of;
 use crate::trial::statistics::round_for_json;
@@ -61,7 +61,7 @@ impl Recommendation {
                 .into_iter()
                 .chain(remedies::alternatives(source.history, standing.point()))
                 .collect(),
-            rejected: rejected(source),
+            rejected: rejected(source, standing.point()),
             warnings: warnings(source, trial),
             notes: source.device_notes.iter().cloned().chain(notes::recomputation(source, &space)).collect(),
             environment: source.facts.clone(),
@@ -143,7 +143,8 @@ fn forecast(summary: &Summary) -> Forecast {
 fn alternatives(history: &History, space: &Space, chosen: Option<&Point>) -> Vec<Alternative> {
     front(history, space)
         .into_iter()
-        .filter(|trial| Some(&trial.record.spec.point) != chosen)
+        // Other settings of the allocator are no other point, and what became of them is said with the answer's.
+        .filter(|trial| Some(own_settings(&trial.record.spec.point)) != chosen.map(own_settings))
         .filter(|trial| history.soaked(&trial.record.spec.point).is_none_or(JudgedTrial::is_safe))
         .filter_map(|trial| {
             let point = &trial.record.spec.point;
@@ -164,7 +165,8 @@ fn alternatives(history: &History, space: &Space, chosen: Option<&Point>) -> Vec
         .collect()
 }
 
-fn rejected(source: &Source<'_>) -> Vec<Rejected> {
+/// What was rejected, beside the answer.
+fn rejected(source: &Source<'_>, answer: Option<&Point>) -> Vec<Rejected> {
     let row = |point: &Point, outcome: &str, reason: String| Rejected {
         batch_size: point.batch_size,
         accumulation_steps: point.accumulation_steps,
@@ -182,10 +184,22 @@ fn rejected(source: &Source<'_>) -> Vec<Rejected> {
     let tried = source.history.trials().iter().filter(is_rejected);
     let tried = tried.map(|trial| {
         let record = &trial.record;
-        row(&record.spec.point, record.outcome.name(), staged::breach_reason(trial))
+        row(&record.spec.point, record.outcome.name(), told(&record.spec.point, staged::breach_reason(trial), answer))
     });
-    let skipped = source.skipped.iter().map(|skip| row(&skip.point, "skipped", skip.reason.clone()));
+    let skipped = source.skipped.iter();
+    let skipped = skipped.map(|skip| row(&skip.point, "skipped", told(&skip.point, skip.reason.clone(), answer)));
     tried.chain(skipped).collect()
+}
+
+/// A reason, with the settings of the allocator where nothing else sets the point apart from the answer.
+fn told(point: &Point, reason: String, answer: Option<&Point>) -> String {
+    let is_other =
+        |answer: &&Point| own_settings(answer) == own_settings(point) && answer.alloc_conf != point.alloc_conf;
+    match (answer.filter(is_other), &point.alloc_conf) {
+        (None, _) => reason,
+        (Some(_), Some(conf)) => format!("under `{conf}`: {reason}"),
+        (Some(_), None) => format!("under the program's own settings of the allocator: {reason}"),
+    }
 }
 
 /// What is to be known of the answer, and every distinct warning of the trials in the order in which they came up.

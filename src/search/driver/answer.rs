@@ -9,10 +9,10 @@ use crate::progress::Event;
 use crate::report::Recommendation;
 use crate::report::recommendation::Source;
 use crate::search::JudgedTrial;
-use crate::search::knowledge::Knowledge;
+use crate::search::allocator_reason::allocator_reason;
 use crate::search::recommend::standing;
+use crate::trial::Outcome;
 use crate::trial::journal::Entry;
-use crate::trial::{Outcome, Point};
 
 /// How long what the report draws may be computed for. A replay takes milliseconds to seconds.
 const TIME_FOR_DRAWINGS: Duration = Duration::from_secs(2);
@@ -54,27 +54,15 @@ impl Running<'_> {
             skipped: &self.skipped,
             forecast: self.knowledge.summary(standing.point(), &self.history),
             native_peak_rate: standing.point().and_then(|point| self.knowledge.native_peak_rate(point)),
-            allocator_reason: standing.point().and_then(|point| self.allocator_reason(point)),
+            allocator_reason: standing
+                .point()
+                .and_then(|point| allocator_reason(point, &self.history, &self.knowledge, &self.space)),
             recomputation: standing.point().and_then(|point| self.knowledge.recomputation(point)),
             facts: &self.facts,
             device_notes: &self.device_notes,
             started: &self.study.started,
             seconds: self.clock.elapsed().as_secs_f64(),
         })
-    }
-
-    /// Why a point has its settings of PyTorch's allocator, where they were searched for and are the ones that were found.
-    fn allocator_reason(&self, point: &Point) -> Option<String> {
-        if !self.space.may_tune_allocator() {
-            return None;
-        }
-        let found = self.knowledge.tuned_alloc_conf(point)?;
-        if found.conf == point.alloc_conf {
-            return Some(found.reason);
-        }
-        let tried = Point { alloc_conf: found.conf.clone(), ..point.clone() };
-        let (conf, was_tried) = (found.conf?, self.history.measured(&tried).is_some());
-        was_tried.then(|| format!("`{conf}` holds less by replay, and the runs did not confirm that it is as good"))
     }
 
     pub(super) fn write(&mut self) -> Result<Recommendation, DriverError> {

@@ -122,6 +122,7 @@ fn study(folder: &Path, plan: &Plan, devices: Devices<'_>, finished: Vec<TrialRe
         finished,
         foretold: Vec::new(),
         remedied: Vec::new(),
+        tuned: Vec::new(),
         started: header.started.clone(),
     }
     .run();

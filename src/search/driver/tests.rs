@@ -32,6 +32,7 @@ fn study_in(
         finished,
         foretold: Vec::new(),
         remedied: Vec::new(),
+        tuned: Vec::new(),
         started: header.started,
     }
     .run()

@@ -61,7 +61,7 @@ fn answers(spec: &TrialSpec, ask: &Ask) -> bool {
             kind(spec) == asked && spec.length.is_none() && spec.point == *point
         }
         Ask::ProbeLength { point, length } => spec.is_probe() && spec.length == Some(*length) && spec.point == *point,
-        Ask::Play { .. } | Ask::Finished(_) => false,
+        Ask::Play { .. } | Ask::TuneAllocator { .. } | Ask::Finished(_) => false,
     }
 }
 
@@ -129,7 +129,7 @@ impl Running<'_> {
         let (point, purpose, length) = match ask.clone() {
             Ask::Run { point, purpose } => (point, purpose, None),
             Ask::ProbeLength { point, length } => (point, Purpose::Probe, Some(length)),
-            Ask::Play { .. } | Ask::Finished(_) => return false,
+            Ask::Play { .. } | Ask::TuneAllocator { .. } | Ask::Finished(_) => return false,
         };
         let spec = self.spec(point, purpose, length);
         let Some(index) = self.crew.place(&spec) else { return false };

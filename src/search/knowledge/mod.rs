@@ -39,6 +39,8 @@ pub struct Expectation {
     pub peak_reserved_bytes: u64,
     /// C.
     pub limit_bytes: u64,
+    /// Whether every request is served, whatever the rules say of it.
+    pub fits: bool,
     /// Why the size is ruled out, in a sentence. A forecast that may err rules out only what breaks a rule even if it
     /// is as far off as it may be.
     pub breach: Option<String>,

@@ -259,6 +259,7 @@ impl Probed {
             peak_allocated_bytes: point.peak_allocated_bytes,
             peak_reserved_bytes: point.peak_reserved_bytes,
             limit_bytes,
+            fits: point.fits,
             breach: self.breach(&point, shadow, margin),
         })
     }

@@ -63,7 +63,7 @@ fn purpose(ask: &Ask) -> Option<Purpose> {
     match ask {
         Ask::Run { purpose, .. } => Some(*purpose),
         Ask::ProbeLength { .. } => Some(Purpose::Probe),
-        Ask::Play { .. } | Ask::Finished(_) => None,
+        Ask::Play { .. } | Ask::TuneAllocator { .. } | Ask::Finished(_) => None,
     }
 }
 
@@ -72,7 +72,7 @@ fn imagine(view: View<'_>, ask: &Ask, fate: Fate) -> Option<JudgedTrial> {
     let (point, purpose, length) = match ask {
         Ask::Run { point, purpose } => (point, *purpose, None),
         Ask::ProbeLength { point, length } => (point, Purpose::Probe, Some(*length)),
-        Ask::Play { .. } | Ask::Finished(_) => return None,
+        Ask::Play { .. } | Ask::TuneAllocator { .. } | Ask::Finished(_) => return None,
     };
     let (id, point) = (TrialId(0), point.clone());
     let spec = TrialSpec { id, purpose, point, warmup_steps: 0, steps: 1, sample_every: 1, length };

@@ -1,53 +1,160 @@
 //! Stage 6: settings of PyTorch's allocator.
 //!
 //! The probes' events can be replayed under any settings, so every candidate is tried at the chosen size without running
-//! it: those of a search ([`tuning`](crate::memory::forecast::tuning)) where any may be, else those that the configuration
-//! lists. The one that holds the least memory is confirmed by a real trial; it wins as any point does, by speed, and within
-//! half a percent by memory. The program's own settings keep a tie: a difference under 1 % of the limit is none.
+//! it ([`tuning`](crate::memory::forecast::tuning)):
+//!
+//! - over the coming run itself, where the lengths of its samples vary and the run is forecast exactly. That takes up to a
+//!   minute, so the driver does it ([`Ask::TuneAllocator`]), once the probes of the run and its play under the program's
+//!   own settings are there;
+//! - else over steps that are all alike, or of the settings that the configuration lists.
+//!
+//! The one that holds the least memory is confirmed by a real trial. Where steps are alike it wins as any point does, by
+//! speed, and within half a percent by memory. Over a run it must not be slower by more than half a percent; of memory a
+//! trial of a few steps says nothing that the run has not said already. Where the run breaks under the program's own settings,
+//! and lasts under those that were found, they are taken whatever they cost ([`lasting`](Staged::lasting)).
+//!
+//! The program's own settings keep a tie: a difference under 1 % of the limit is none. And they have the last word: where
+//! the soak of found settings has passed, the same point is soaked under the program's own, and the two are
+//! [compared](keeps_own_settings).
 //!
 //! Where a size does not fit under the program's own settings, the same replay finds those under which it does.
 
 use super::{Staged, View};
 use crate::memory::forecast::Method;
-use crate::search::recommend::best_of;
-use crate::search::{Ask, JudgedTrial};
-use crate::trial::{Point, Purpose};
+use crate::search::knowledge::Kind;
+use crate::search::recommend::{NEGLIGIBLE_DIVISOR, best_of, is_slower, keeps_own_settings, own_settings};
+use crate::search::{Ask, Conclusion, JudgedTrial};
+use crate::trial::{Point, Purpose, TunedRun};
 
-/// A difference in reserved memory under this share of the limit is none.
-const NEGLIGIBLE_DIVISOR: u64 = 100;
+#[cfg(test)]
+mod tests;
+
+/// Settings that a replay prefers, and over what.
+enum Preferred {
+    /// Over the coming run.
+    OverRun(String),
+    /// Over steps that are all alike.
+    OverSteps(String),
+}
 
 impl Staged {
-    /// The point with the settings that a replay prefers, if a run confirms them; leaves with that run.
+    /// The point with the settings that a replay prefers, if a run confirms them; leaves with what tells.
     pub(super) fn best_alloc_conf(&self, view: View<'_>, point: Point) -> Result<Point, Ask> {
-        if point.alloc_conf.is_some() {
+        let Some(known) = view.history.measured(&point) else { return Ok(point) };
+        let preferred = self.preferred(view, &point)?;
+        let Some(Preferred::OverRun(conf) | Preferred::OverSteps(conf)) = &preferred else { return Ok(point) };
+        let changed = Point { alloc_conf: Some(conf.clone()), ..point.clone() };
+        if changed == point {
             return Ok(point);
         }
-        let (Some(own), Some(conf)) = (view.history.measured(&point), self.better_alloc_conf(view, &point)) else {
-            return Ok(point);
-        };
-        let changed = Point { alloc_conf: Some(conf), ..point.clone() };
-        let trial = match view.history.measured(&changed) {
-            None if self.has_room(view) => return Err(Ask::Run { point: changed, purpose: Purpose::Allocator }),
-            Some(trial) if trial.is_safe() => trial,
-            None | Some(_) => return Ok(point),
-        };
-        let tried = [(point.clone(), own), (changed, trial)];
+        let Some(trial) = self.confirmed(view, &changed)? else { return Ok(point) };
+        if matches!(preferred, Some(Preferred::OverRun(_))) {
+            let is_taken = view.history.is_ruled_out(&point) || !is_slower(trial, known);
+            return Ok(if is_taken { changed } else { point });
+        }
+        let tried = [(point.clone(), known), (changed, trial)];
         Ok(best_of(&tried, JudgedTrial::samples_per_second).cloned().unwrap_or(point))
     }
 
     /// The settings that a search finds best, where any may be tried; else of those listed the ones that hold the least, if
-    /// that is less than the program's own hold.
-    fn better_alloc_conf(&self, view: View<'_>, point: &Point) -> Option<String> {
+    /// that is less than the program's own hold. A point that has others already, since it does not fit under the program's
+    /// own, keeps them unless a search over its run finds better ones.
+    fn preferred(&self, view: View<'_>, point: &Point) -> Result<Option<Preferred>, Ask> {
+        if let Some(found) = self.tuned_over_run(view, &own_settings(point))? {
+            return Ok(found.conf.clone().map(Preferred::OverRun));
+        }
+        if point.alloc_conf.is_some() {
+            return Ok(None);
+        }
         let found = self.space.may_tune_allocator().then(|| view.knowledge.tuned_alloc_conf(point)).flatten();
         if let Some(found) = found {
-            return found.conf;
+            return Ok(found.conf.map(Preferred::OverSteps));
         }
+        Ok(self.less_than_own(view, point).map(Preferred::OverSteps))
+    }
+
+    fn less_than_own(&self, view: View<'_>, point: &Point) -> Option<String> {
         let kind = self.probed_kind(point.gradient_checkpointing);
         let own = view.knowledge.expect(kind, point.batch_size)?;
         let conf = self.least_alloc_conf(view, point)?;
         let least = view.knowledge.expect_under(kind, point.batch_size, &conf)?;
         let saved = own.peak_reserved_bytes.saturating_sub(least.peak_reserved_bytes);
         (saved > own.limit_bytes / NEGLIGIBLE_DIVISOR).then_some(conf)
+    }
+
+    /// What a search over the coming run came to for a point with the program's own settings; `None` where there can be no
+    /// such search. Leaves with what the search needs, and with it.
+    fn tuned_over_run<'a>(&self, view: View<'a>, own: &Point) -> Result<Option<&'a TunedRun>, Ask> {
+        if !self.space.may_tune_allocator() || !self.space.has_varying_lengths() || !view.knowledge.can_play(own) {
+            return Ok(None);
+        }
+        let outlook = self.outlook(view, own)?;
+        if outlook.method != Method::Exact {
+            return Ok(None);
+        }
+        match view.history.tuned(own) {
+            Some(found) => Ok(Some(found)),
+            None => Err(Ask::TuneAllocator { point: own.clone() }),
+        }
+    }
+
+    /// The trial that shows a changed point to be safe, if it is; leaves with that trial where it may run.
+    fn confirmed<'a>(&self, view: View<'a>, changed: &Point) -> Result<Option<&'a JudgedTrial>, Ask> {
+        match view.history.measured(changed) {
+            Some(trial) => Ok(Some(trial).filter(|trial| trial.is_safe())),
+            // No bound holds back what may be the only way to keep the size.
+            None if self.has_room(view) || view.history.is_ruled_out(&own_settings(changed)) => {
+                Err(Ask::Run { point: changed.clone(), purpose: Purpose::Allocator })
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// A point whose whole run lasts: this one, or else with the settings under which it does. `None` where it breaks under
+    /// all of them; leaves with what it takes to tell.
+    pub(super) fn lasting(&mut self, view: View<'_>, point: &Point) -> Result<Option<Point>, Ask> {
+        if self.lasts(view, point)? {
+            return Ok(Some(point.clone()));
+        }
+        let found = self.tuned_over_run(view, &own_settings(point))?;
+        let Some(conf) = found.and_then(|found| found.conf.clone()) else { return Ok(None) };
+        let changed = Point { alloc_conf: Some(conf), ..point.clone() };
+        if changed == *point || self.confirmed(view, &changed)?.is_none() {
+            return Ok(None);
+        }
+        Ok(self.lasts(view, &changed)?.then_some(changed))
+    }
+
+    /// The conclusion when a point has passed its soak. One with other settings than the program's own is held against
+    /// those, where it fits under them at all; leaves with their soak.
+    pub(super) fn against_own_settings(&self, view: View<'_>, point: &Point, soak: &JudgedTrial) -> Result<Ask, Ask> {
+        let own = own_settings(point);
+        let settled = |point: Point| Ok(Ask::Finished(Conclusion::Safe(point)));
+        if own == *point || !self.runs_under_own_settings(view, &own) {
+            return settled(point.clone());
+        }
+        match view.history.soaked(&own) {
+            Some(_) if keeps_own_settings(view.history, soak) => settled(own),
+            Some(_) => settled(point.clone()),
+            None => {
+                // Its soak is judged by its run as well.
+                if view.knowledge.can_play(&own) {
+                    self.outlook(view, &own)?;
+                }
+                Err(Ask::Run { point: own, purpose: Purpose::Soak })
+            }
+        }
+    }
+
+    /// Whether a point is known to run, safe or not: by its trial, or where a rule kept it from one, by an exact forecast.
+    fn runs_under_own_settings(&self, view: View<'_>, own: &Point) -> bool {
+        if let Some(trial) = view.history.measured(own) {
+            return trial.is_safe();
+        }
+        let kinds = [Kind::of(own), self.probed_kind(own.gradient_checkpointing)];
+        let exact = kinds.into_iter().filter(|kind| view.knowledge.method(*kind) == Some(Method::Exact));
+        let expected = exact.into_iter().find_map(|kind| view.knowledge.expect(kind, own.batch_size));
+        expected.is_some_and(|expected| expected.fits)
     }
 
     /// The settings under which a point is safe by an exact forecast and holds the least; the earlier of equals.

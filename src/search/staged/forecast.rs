@@ -102,7 +102,10 @@ pub(super) fn step_time(view: View<'_>, mode: GradientCheckpointing) -> Option<S
         // Trials of another data path come later, and must not change what was decided before them.
         // Nor does a tiny length say anything of whole ones.
         let is_base = !spec.is_length_probe()
-            && !matches!(spec.purpose, Purpose::Throughput | Purpose::Loader | Purpose::Remedy | Purpose::Soak);
+            && !matches!(
+                spec.purpose,
+                Purpose::Throughput | Purpose::Loader | Purpose::Remedy | Purpose::Allocator | Purpose::Soak
+            );
         is_alike && is_base && trial.record.completed()
     };
     let times: Vec<(usize, f64)> =

@@ -14,10 +14,12 @@
 //!    handed back, before a smaller batch is taken.
 //! 5. **Loader** ([`loader`]): where the step waits, the loader is run alone with more workers, and the fewest that make
 //!    enough are verified by real steps; on a breach the prefetch depth goes first.
-//! 6. **Allocator** ([`allocator`]): settings of PyTorch's allocator that hold less by replay are confirmed by a run.
+//! 6. **Allocator** ([`allocator`]): settings of PyTorch's allocator that hold less by replay, over the coming run where
+//!    lengths vary, are confirmed by a run.
 //! 7. **Whole run** ([`whole_run`]): the coming run of the best point is played to the model of the allocator; where it
-//!    breaks, the next best is looked at.
-//! 8. **Soak** ([`soak`]): the best point is proved by a long run; on a breach the next best is.
+//!    breaks, settings of the allocator under which it lasts are looked for, and then the next best is looked at.
+//! 8. **Soak** ([`soak`]): the best point is proved by a long run; on a breach the next best is. Found settings of the
+//!    allocator are held against the program's own by a soak of the same steps under those.
 //!
 //! The strategy keeps no state between calls but for what it has reported. It derives where it stands from the history
 //! each time, which makes a resumed study and an uninterrupted one the same.
@@ -29,8 +31,12 @@
 //! most [`FULL_SIZE_TRIALS`] of full size; where recomputation is part of the search, its probes and the first trial with
 //! it come on top), and up to [`THROUGHPUT_TRIALS`] of the loader alone, which have no model, and the tiny
 //! probes of the whole run. The loader takes [`LOADER_TRIALS`] at most, with real steps or without. These bounds stop a search for a better point,
-//! never the one for a safe point.
-
+//! never the one for a safe point: where a whole run breaks under the program's own settings of the allocator, one trial of
+//! full size comes on top for each micro-batch that found settings would keep.
+//!
+//! Of soaks there is one for each point that is tried, the last of which passes; and one more of an answer with found
+//! settings, under the program's own. Settings are searched for over a run once for the best point, and once for each
+//! other whose run breaks.
 use super::recommend::{best_of, compute_rate};
 use super::space::Pair;
 use super::{Ask, Conclusion, History, JudgedTrial, Knowledge, Skip, Space, Strategy};

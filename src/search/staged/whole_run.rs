@@ -2,26 +2,38 @@
 //!
 //! A soak sees fifty steps, and a run that breaks does so later. So before a point is soaked its coming run is played:
 //! where samples have varying lengths, tiny probes at a handful of shapes come first. A point whose run breaks is ruled out
-//! with the step, and the next best is looked at. What could not be forecast is left to the soak.
+//! with the step; settings of the allocator under which it lasts are taken where there are any, else the next best is looked
+//! at. What could not be forecast is left to the soak. The one soak of a run that breaks is that of the program's own settings
+//! beside better ones ([`allocator`](super::allocator)), which it is there to be compared with.
 //!
 //! These probes are asked for when a point is known, and at no other time: they come last, so that nothing that was
-//! decided before depends on them, and they do not count among the trials that a search may take.
+//! decided before but the allocator's settings depends on them, and they do not count among the trials that a search may
+//! take.
 
 use super::{Staged, View};
 use crate::search::Ask;
-use crate::trial::Point;
+use crate::trial::{Outlook, Point};
 
 impl Staged {
     /// Whether a point may be soaked; leaves with what it takes to tell.
     pub(super) fn lasts(&mut self, view: View<'_>, point: &Point) -> Result<bool, Ask> {
-        if let Some(outlook) = view.history.outlook(point) {
-            let Some(breach) = &outlook.breach else { return Ok(true) };
-            self.skip(point.clone(), format!("its whole run breaks by forecast: {}", breach.reason));
-            return Ok(false);
-        }
-        if !view.knowledge.can_play(point) {
+        if view.history.outlook(point).is_none() && !view.knowledge.can_play(point) {
             return Ok(true);
         }
+        let Some(breach) = &self.outlook(view, point)?.breach else { return Ok(true) };
+        self.skip(point.clone(), format!("its whole run breaks by forecast: {}", breach.reason));
+        Ok(false)
+    }
+
+    /// What is forecast of the whole run of a point that can be played; leaves with what it takes to tell.
+    pub(super) fn outlook<'a>(&self, view: View<'a>, point: &Point) -> Result<&'a Outlook, Ask> {
+        self.length_probes(view, point)?;
+        view.history.outlook(point).ok_or_else(|| Ask::Play { point: point.clone() })
+    }
+
+    /// Leaves with the next probe that a play of a point's whole run takes. A resumed study that knows what came of the play
+    /// is told of the probes all the same: a search for settings plays the run again.
+    fn length_probes(&self, view: View<'_>, point: &Point) -> Result<(), Ask> {
         for (batch_size, length) in self.space.probe_shapes() {
             let probe = self.space.length_probe_point(point, *batch_size);
             match view.history.length_probed(&probe, *length) {
@@ -31,7 +43,7 @@ impl Staged {
                 Some(_) => break,
             }
         }
-        Err(Ask::Play { point: point.clone() })
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@
 //! {"entry":"skipped","point":{…},"reason":"…"}
 //! {"entry":"whole_run","point":{…},"outlook":{…},"runs":[…]}
 //! {"entry":"remedies","point":{…},"remedies":{…}}
+//! {"entry":"allocator_tuned","point":{…},"found":{…},"tried":[…]}
 //! {"entry":"recommended","recommendation":{…}}
 //! {"entry":"forecast","curve":{…}}
 //! {"entry":"block_map","point":{…},"map":{…}}
@@ -37,6 +38,7 @@ use super::outcome::TrialRecord;
 use super::outlook::{Outlook, PlayedRun};
 use super::remedies::RunRemedies;
 use super::spec::{Point, TrialSpec};
+use super::tuned_run::{TriedSetting, TunedRun};
 use crate::device::DeviceFacts;
 use crate::memory::blocks::BlockMap;
 use crate::memory::forecast::curve::Curve;
@@ -157,6 +159,15 @@ pub enum Entry {
         /// What came of each.
         remedies: RunRemedies,
     },
+    /// Settings of the allocator were searched for over the whole run of a point.
+    AllocatorTuned {
+        /// Which point.
+        point: Point,
+        /// What came of it.
+        found: TunedRun,
+        /// Everything that was tried: for the report.
+        tried: Vec<TriedSetting>,
+    },
     /// The search came to its end.
     Concluded {
         /// `safe`, `unverified` or `none`.
@@ -166,7 +177,7 @@ pub enum Entry {
 
 impl Entry {
     /// The kinds that this version knows, as the field `entry` holds them.
-    const KINDS: [&str; 10] = [
+    const KINDS: [&str; 11] = [
         "device",
         "trial_started",
         "trial_ended",
@@ -176,6 +187,7 @@ impl Entry {
         "block_map",
         "whole_run",
         "remedies",
+        "allocator_tuned",
         "concluded",
     ];
 
@@ -219,6 +231,14 @@ impl Contents {
     pub fn remedied(&self) -> impl Iterator<Item = (&Point, &RunRemedies)> {
         self.entries.iter().filter_map(|entry| match entry {
             Entry::Remedies { point, remedies } => Some((point, remedies)),
+            _ => None,
+        })
+    }
+
+    /// What searches for settings of the allocator came to, in order.
+    pub fn tuned(&self) -> impl Iterator<Item = (&Point, &TunedRun)> {
+        self.entries.iter().filter_map(|entry| match entry {
+            Entry::AllocatorTuned { point, found, .. } => Some((point, found)),
             _ => None,
         })
     }

@@ -13,6 +13,7 @@ use crate::trial::outcome::{Measurement, Outcome};
 use crate::trial::outlook::RunBreach;
 use crate::trial::remedies::{Changes, RunRemedy};
 use crate::trial::spec::{Purpose, TrialId};
+use crate::trial::tuned_run::{TriedSetting, TunedRun};
 
 fn spec(id: u32) -> TrialSpec {
     TrialSpec {
@@ -82,8 +83,25 @@ fn entries() -> Vec<Entry> {
         Entry::BlockMap { point: spec(1).point, map },
         Entry::WholeRun { point: spec(1).point, outlook: outlook(), runs: vec![played()] },
         Entry::Remedies { point: spec(1).point, remedies: remedies() },
+        Entry::AllocatorTuned { point: spec(1).point, found: tuned(), tried: vec![tried()] },
         Entry::Concluded { status: "safe".to_owned() },
     ]
+}
+
+fn tuned() -> TunedRun {
+    let (conf, reason) = (Some("expandable_segments:True".to_owned()), "it holds less".to_owned());
+    TunedRun { steps: 7, horizon_steps: 10, conf, reason }
+}
+
+fn tried() -> TriedSetting {
+    TriedSetting {
+        name: "defaults".to_owned(),
+        stage: "as it is".to_owned(),
+        peak_reserved_bytes: 6,
+        device_calls: 3,
+        result: "out of memory at step 7".to_owned(),
+        is_best: false,
+    }
 }
 
 fn outlook() -> Outlook {

@@ -168,6 +168,68 @@ fn three_recorded_micro_steps_make_any_larger_number_of_them() {
     }
 }
 
+/// When a program drops its gradients: PyTorch's `zero_grad` stands in either place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ZeroGrad {
+    BehindTheUpdate,
+    BeforeTheNext,
+}
+
+/// A program as PyTorch trains: the gradients that the first micro-step of an update makes are those that the others add to.
+fn adding_in_place(shapes: &[[u64; 2]], accumulation: usize, zero_grad: ZeroGrad) -> Vec<Event> {
+    let mut program = Recorder::default();
+    for bytes in [3 * MIB, 5 * MIB] {
+        program.alloc(bytes);
+    }
+    let mut gradients: Vec<Ordinal> = Vec::new();
+    for (step, [b, t]) in shapes.iter().enumerate() {
+        program.mark(Mark::Step(u32::try_from(step).unwrap()));
+        let is_first = step.is_multiple_of(accumulation);
+        if is_first {
+            gradients.drain(..).for_each(|gradient| program.free(gradient));
+        }
+        program.mark(Mark::Phase(Phase::Forward));
+        let x = program.alloc(2048 * b * t);
+        program.mark(Mark::Phase(Phase::Backward));
+        for bytes in [3 * MIB, 5 * MIB] {
+            let gradient = program.alloc(bytes);
+            if is_first { gradients.push(gradient) } else { program.free(gradient) }
+        }
+        program.free(x);
+        if (step + 1).is_multiple_of(accumulation) {
+            program.mark(Mark::Phase(Phase::Optimizer));
+            if step + 1 == accumulation {
+                program.alloc(16 * MIB);
+            }
+            if zero_grad == ZeroGrad::BehindTheUpdate {
+                gradients.drain(..).for_each(|gradient| program.free(gradient));
+            }
+        }
+    }
+    program.events
+}
+
+#[test]
+fn gradients_that_the_first_of_many_micro_steps_leaves_are_dropped_where_the_program_drops_them() {
+    for zero_grad in [ZeroGrad::BehindTheUpdate, ZeroGrad::BeforeTheNext] {
+        for recorded in [3, 4] {
+            let recordings = PROBES.map(|shape| adding_in_place(&vec![shape; 6 * recorded], recorded, zero_grad));
+            let probes = PROBES.iter().zip(&recordings);
+            let probes: Vec<_> =
+                probes.map(|(shape, events)| ShapeProbe { shape: Shape::of(*shape), events }).collect();
+            let forecaster = ShapeForecaster::new(&probes).unwrap();
+            for accumulation in [recorded, 5, 8, 40] {
+                let run = lengths(6 * accumulation);
+                let shapes = shapes(&run);
+                let long = LongRun { accumulation_steps: Some(accumulation), ..LongRun::of(&shapes) };
+                let forecast = Recording::collect(forecaster.events(long).unwrap());
+                let real = Recording::of(&adding_in_place(&run, accumulation, zero_grad));
+                assert!(forecast == real, "{accumulation} from {recorded}, dropped {zero_grad:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn other_accumulations_than_the_recording_can_give_are_refused() {
     let refused = |recorded: usize, wanted: usize| {

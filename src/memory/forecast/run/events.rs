@@ -9,7 +9,7 @@ use super::alike::Alike;
 use super::long_script::{LongScript, lcm};
 use super::shaped::Shaped;
 use crate::memory::event::{Event, Mark, Ordinal};
-use crate::memory::forecast::recording::Recording;
+use crate::memory::forecast::recording::{PartKind, Recording};
 use crate::memory::forecast::size::Size;
 
 /// The events of a run, made one at a time. No more of the past is held than a recording has parts.
@@ -181,8 +181,10 @@ impl<'a> RunEvents<'a> {
         if let Some(current) = self.current.replace(next) {
             self.place += 1;
             self.before.push_front(Begun { template: current.template, first_ordinal: self.first_ordinal });
-            // No free looks further back than the recording is long, with two interludes between any two of its parts.
-            self.before.truncate(3 * self.latest.len());
+            // No free looks further back than the recording is long, with two interludes between any two of its parts,
+            // and the micro-steps that its updates have more.
+            let parts = self.latest.len();
+            self.before.truncate(3 * parts + self.inserted_between(0, parts));
         }
         self.first_ordinal = self.next_ordinal;
         self.next_ordinal += part.allocations.len() as u64;
@@ -227,9 +229,18 @@ impl<'a> RunEvents<'a> {
         }
     }
 
+    /// Micro-steps that the run has between two parts and the recording has not.
+    fn inserted_between(&self, earlier: usize, later: usize) -> usize {
+        match &self.script {
+            Script::Written(_) => 0,
+            Script::Long(script) => script.inserted_between(earlier, later),
+        }
+    }
+
     /// The free of something that an earlier part allocated: as many parts of its kind back as in the recording, if that one
     /// began alike; else where its template was last used. (What comes between, such as an evaluation pass, does not count:
-    /// the loss of the step before is still that.)
+    /// the loss of the step before is still that.) Where updates have more micro-steps than were recorded, what the first
+    /// one leaves for the last, or for the next update to drop, is so many further back.
     fn earlier(&mut self, ordinal: Ordinal, template: usize) -> Option<Event> {
         let owner = self.recording.part_of_allocation(ordinal.0 as usize);
         let parts = self.recording.parts();
@@ -237,6 +248,8 @@ impl<'a> RunEvents<'a> {
         let number = ordinal.0 - made_by.allocations.start as u64;
         let is_of_its_kind = |template: usize| parts.get(template).is_some_and(|part| part.kind == made_by.kind);
         let back = parts.get(owner..template)?.iter().filter(|part| part.kind == made_by.kind).count();
+        let inserted = if made_by.kind == PartKind::Step { self.inserted_between(owner, template) } else { 0 };
+        let back = back.saturating_add(inserted);
         let found =
             self.before.iter().filter(|begun| is_of_its_kind(begun.template)).nth(back.checked_sub(1)?).copied();
         let found = found.filter(|begun| match self.sizes {

@@ -44,6 +44,15 @@ impl Interlude {
     }
 }
 
+/// Micro-steps that updates have more than were recorded.
+#[derive(Clone, Debug, Default)]
+struct Inserted {
+    /// So many in each.
+    count: usize,
+    /// The step of each update that comes so many times more.
+    middles: Vec<usize>,
+}
+
 /// The parts of a long run, in order.
 #[derive(Clone, Debug)]
 pub(in crate::memory::forecast) struct LongScript {
@@ -53,6 +62,7 @@ pub(in crate::memory::forecast) struct LongScript {
     prologue: Vec<usize>,
     /// The updates that differ from the one that repeats, then that one.
     plain: Vec<Vec<usize>>,
+    inserted: Inserted,
     evaluation: Option<Interlude>,
     checkpoint: Option<Interlude>,
     /// The update that is being made; 0 is the prologue.
@@ -77,6 +87,7 @@ impl LongScript {
             updates: terms.updates,
             prologue: known.prologue.clone(),
             plain: plain.map(|update| templates.steps(update)).collect::<Result<_, _>>()?,
+            inserted: templates.inserted(),
             evaluation: templates.interlude(PartKind::Evaluation, terms.evaluate_every)?,
             checkpoint: templates.interlude(PartKind::Checkpoint, terms.checkpoint_every)?,
             begun: 0,
@@ -111,6 +122,12 @@ impl LongScript {
     /// Leaves out so many steps, which are whole updates.
     pub(super) fn leave_out(&mut self, steps: usize) {
         self.begun += steps / self.steps_of_an_update().max(1);
+    }
+
+    /// How many micro-steps a run has between two parts of the recording that are not between them there.
+    pub(super) fn inserted_between(&self, earlier: usize, later: usize) -> usize {
+        let middles = self.inserted.middles.iter().filter(|middle| earlier < **middle && **middle < later);
+        self.inserted.count.saturating_mul(middles.count())
     }
 
     fn steps_of_an_update(&self) -> usize {
@@ -159,6 +176,12 @@ impl LongScript {
     }
 }
 
+/// Of so many recorded micro-steps the one that can come again: with four and more the last but one comes after a step like
+/// itself.
+fn middle_of(recorded: usize) -> Option<usize> {
+    recorded.checked_sub(2).filter(|middle| *middle >= 2)
+}
+
 /// What a recording has to offer.
 struct Templates<'a> {
     recording: &'a Recording,
@@ -184,8 +207,7 @@ impl Templates<'_> {
         if wanted == recorded {
             return Ok(steps);
         }
-        // With four and more, the last but one comes after a step like itself, so it can come again.
-        let middle = recorded.checked_sub(2).filter(|middle| *middle >= 2 && wanted > recorded);
+        let middle = middle_of(recorded).filter(|_| wanted > recorded);
         let found = middle.and_then(|middle| Some((middle, *steps.get(middle)?)));
         let Some((middle, template)) = found.filter(|(_, template)| ends_with_the_next(self.recording, *template))
         else {
@@ -193,6 +215,14 @@ impl Templates<'_> {
         };
         steps.splice(middle..middle, std::iter::repeat_n(template, wanted - recorded));
         Ok(steps)
+    }
+
+    /// What [`steps`](Self::steps) put into every update of the recording.
+    fn inserted(&self) -> Inserted {
+        let updates = self.known.complete.iter().map(|update| self.of_kind(update, PartKind::Step));
+        let middles = updates.clone().filter_map(|steps| steps.get(middle_of(steps.len())?).copied()).collect();
+        let recorded = updates.map(|steps| steps.len()).max().unwrap_or(0);
+        Inserted { count: self.accumulation_steps.unwrap_or(recorded).saturating_sub(recorded), middles }
     }
 
     /// What comes after every so many updates.

@@ -8,7 +8,7 @@ use crate::memory::forecast::ForecastError;
 use crate::memory::forecast::Probed;
 use crate::memory::forecast::align::{Difference, align};
 use crate::memory::forecast::basis::with_equal_updates;
-use crate::memory::forecast::recording::Recording;
+use crate::memory::forecast::recording::{PartKind, Recording};
 use crate::memory::forecast::report::Method;
 use crate::memory::forecast::run::shaped::{ShapeFits, Shaped, Shapes};
 use crate::memory::forecast::run::{Doubled, LongScript, LongTerms, RunEvents, steps_of_an_update};
@@ -216,6 +216,12 @@ impl ShapeForecaster {
     /// Micro-batches of an update.
     pub fn steps_of_an_update(&self) -> usize {
         steps_of_an_update(&self.recording)
+    }
+
+    /// Events of the largest step that was recorded: what a step of a run takes to play.
+    pub fn events_of_a_step(&self) -> usize {
+        let steps = self.recording.parts().iter().filter(|part| part.kind == PartKind::Step);
+        steps.map(|part| part.events.len()).max().unwrap_or(0)
     }
 
     /// The events of a long run, made one at a time. Its steps are rounded up to whole updates.

@@ -17,7 +17,7 @@ use crate::data::order::Shard;
 use crate::data::run_shapes::{BatchShape, RunShapes};
 use crate::memory::forecast::long_run::{Breach, LongRunFigures, Terms, judge, play};
 use crate::memory::forecast::shape::{self, LongRun, Shape};
-use crate::memory::forecast::{MIN_BATCH_SIZE, Method};
+use crate::memory::forecast::{ForecastError, MIN_BATCH_SIZE, Method};
 use crate::memory::policy::supervised::{Stop, Supervised};
 use crate::memory::policy::{self, Policy, Settings};
 use crate::trial::outlook::{PlayedRun, RunBreach};
@@ -112,7 +112,34 @@ impl Coming<'_> {
         policy: Box<dyn Policy>,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Option<Result<LongRunFigures, String>> {
-        let forecaster = self.basis.forecaster.as_ref();
+        let (stop, mut is_left) = (Stop::default(), false);
+        let policy = Box::new(Supervised::new(policy, stop.clone()));
+        let played = self.play_shapes(shapes, policy, &mut |_| {
+            if !goes_on() {
+                is_left = true;
+                stop.want();
+            }
+        });
+        (!is_left).then(|| played.map_err(|error| error.to_string()))
+    }
+
+    /// Plays the first steps of rank 0 to a policy.
+    pub(super) fn play_steps(
+        &self,
+        steps: u32,
+        policy: Box<dyn Policy>,
+        on_step: &mut dyn FnMut(u32),
+    ) -> Result<LongRunFigures, ForecastError> {
+        let sequence = Sequence { len: steps as usize, ..self.sequence(self.of_rank(0)) };
+        self.play_shapes(&sequence, policy, on_step)
+    }
+
+    fn play_shapes(
+        &self,
+        shapes: &dyn shape::RunShapes,
+        policy: Box<dyn Policy>,
+        on_step: &mut dyn FnMut(u32),
+    ) -> Result<LongRunFigures, ForecastError> {
         let long = LongRun {
             shapes,
             evaluation: self.shape(self.shapes.longest()),
@@ -120,19 +147,7 @@ impl Coming<'_> {
             checkpoint_every: self.cadence(self.run.checkpoint_every),
             accumulation_steps: self.basis.varies.then_some(self.point.accumulation_steps.max(1)),
         };
-        let events = match forecaster.events(long) {
-            Ok(events) => events,
-            Err(error) => return Some(Err(error.to_string())),
-        };
-        let (stop, mut is_left) = (Stop::default(), false);
-        let policy = Box::new(Supervised::new(policy, stop.clone()));
-        let figures = play(events, policy, &mut |_| {
-            if !goes_on() {
-                is_left = true;
-                stop.want();
-            }
-        });
-        (!is_left).then_some(Ok(figures))
+        Ok(play(self.basis.forecaster.events(long)?, policy, on_step))
     }
 
     /// Updates from one pass to the next, in the recording's own.
@@ -151,7 +166,7 @@ impl Coming<'_> {
     }
 
     /// How sure the forecast is. A last batch of one sample takes other paths than the probes have seen.
-    fn method(&self) -> Method {
+    pub(super) fn method(&self) -> Method {
         let has_single = self.of_rank(0).smallest_samples() < MIN_BATCH_SIZE;
         if has_single { self.basis.method.max(Method::Affine) } else { self.basis.method }
     }

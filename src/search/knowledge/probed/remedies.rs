@@ -51,12 +51,8 @@ impl Probed {
         let (run, samples) = (self.terms.run.as_ref()?, self.runs.samples?);
         let basis = self.basis(point, history).ok().filter(|basis| basis.method == Method::Exact)?;
         let coming = |data: &DataSpec| Coming {
-            run,
-            point,
             shapes: RunShapes::new(data, samples.count(), point.batch_size, run.seed),
-            basis: &basis,
-            limit_bytes: self.terms.limit_bytes,
-            safety: &self.terms.safety,
+            ..self.coming(point, (run, samples), &basis)
         };
         let own = coming(&run.data);
         let drawn: Vec<Drawn> = (0..run.replicas.max(1))

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use super::whole_run::RunTerms;
 use super::*;
 use crate::data::{DataSpec, LengthDistribution, LengthSpec, Padding};
+use crate::memory::Trim;
 use crate::memory::forecast::testing::FRAGMENTING;
 use crate::search::length_probes;
 use crate::search::machine::Machine;

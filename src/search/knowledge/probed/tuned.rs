@@ -1,20 +1,35 @@
-//! Settings of PyTorch's allocator for a point, searched for by playing its steps under them.
+//! Settings of PyTorch's allocator for a point, searched for by playing its steps under them: [`tuning`] tells how.
 //!
-//! The steps of a program of the user's own are known at its batch size and at no other length, so what is played is a run
-//! of full batches: as many as it takes for the cache to settle. The search is that of
-//! [`tuning`](crate::memory::forecast::tuning); what it finds is confirmed by real trials.
+//! What a launch can bring with it is searched for, not what the training loop would have to do. What is found is confirmed
+//! by real trials. There are two searches:
+//!
+//! - Where all batches are alike ([`Probed::tuned`]), what is played is a run of full batches: as many as it takes for the
+//!   cache to settle. That is done in no time.
+//! - Where their lengths vary ([`Probed::tune_run`]), it is the coming run itself, as far as it is played in a minute
+//!   ([`EVENTS_OF_A_PLAY`]). What wins over that far is played to the horizon before it is soaked, like any point.
 
 use super::Probed;
+use super::whole_run::{Basis, RunTerms};
 use crate::memory::forecast::Method;
 use crate::memory::forecast::long_run::{Terms, play};
 use crate::memory::forecast::shape::{LongRun, Shape};
-use crate::memory::forecast::tuning::{Allocator, Candidate, Reach, Task, Unobserved, tune};
+use crate::memory::forecast::tuning::{
+    self, Allocator, Candidate, Observer, Reach, Task, TuneError, Tuning, Unobserved, tune,
+};
 use crate::memory::policy::{AllocConf, Policy};
+use crate::search::History;
 use crate::search::knowledge::TunedConf;
-use crate::trial::Point;
+use crate::trial::tuned_run::TriedSetting;
+use crate::trial::{Point, TunedRun};
 
-/// Steps that are played. All have one shape, so the cache settles within a few.
+/// Steps that are played where all have one shape: the cache settles within a few.
 const STEPS: u32 = 50;
+
+/// Events that are played under each setting, about. A search has 32 settings and what is live, of which some end early; at
+/// 0.1-0.2 µs an event they take half a minute to a minute on one processor, and less on more of them. It is a number of
+/// events and not a time, so that the answer does not depend on the machine: of a step with 9,000 events it is a run of
+/// 1,000 steps.
+const EVENTS_OF_A_PLAY: usize = 9_000_000;
 
 impl Probed {
     /// The best settings for a point; `None` where its steps cannot be forecast exactly.
@@ -30,28 +45,82 @@ impl Probed {
 
     fn search_settings(&self, point: &Point) -> Option<TunedConf> {
         let basis = self.basis_of_batches(point).ok().filter(|basis| basis.method == Method::Exact)?;
-        let own: AllocConf = self.terms.alloc_conf.as_deref().unwrap_or_default().parse().ok()?;
         let shapes = vec![Shape::of([point.batch_size as u64]); STEPS as usize];
         let forecaster = basis.forecaster.as_ref();
         let play = |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| {
             Ok(play(forecaster.events(LongRun::of(&shapes))?, policy, on_step))
         };
-        let terms = Terms {
-            metric: self.terms.safety.fragmentation_metric,
-            threshold: self.terms.safety.fragmentation_threshold.0,
-            horizon_steps: STEPS,
-        };
-        let task = Task {
-            play: &play,
-            baseline: Candidate::of(Allocator::Pytorch(own)),
-            limit_bytes: self.terms.limit_bytes,
-            steps: STEPS,
-            terms: Some(terms),
-            reach: Reach::Settings,
-        };
-        let tuning = tune(&task, &Unobserved).ok()?;
+        let tuning = tune(&self.task(&play, STEPS)?, &Unobserved).ok()?;
         tuning.choice()?;
         let conf = tuning.change().and_then(|change| change.candidate.conf());
         Some(TunedConf { conf, reason: tuning.reason })
     }
+
+    /// Searches for the best settings for a point, which has the program's own, over its coming run. `None` where
+    /// `observer` wanted to leave.
+    pub fn tune_run(
+        &self,
+        point: &Point,
+        history: &History,
+        observer: &dyn Observer,
+    ) -> Option<(TunedRun, Vec<TriedSetting>)> {
+        let unknown = |reason: String| Some((TunedRun::unknown(format!("not searched for: {reason}")), Vec::new()));
+        let (Some(run), Some(samples)) = (&self.terms.run, self.runs.samples) else {
+            return unknown("no run is to be forecast".to_owned());
+        };
+        let basis = match self.basis(point, history) {
+            Ok(basis) => basis,
+            Err(reason) => return unknown(reason),
+        };
+        let coming = self.coming(point, (run, samples), &basis);
+        if coming.method() != Method::Exact {
+            return unknown(basis.reason.clone());
+        }
+        let steps = steps_of_a_play(run, &basis);
+        let play = |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| coming.play_steps(steps, policy, on_step);
+        let Some(task) = self.task(&play, steps) else {
+            return unknown("the program's own settings are none that can be read".to_owned());
+        };
+        match tune(&task, observer) {
+            Ok(tuning) => Some((found(&tuning, steps, run.horizon_steps), TriedSetting::all(&tuning))),
+            Err(TuneError::Interrupted) => None,
+            Err(TuneError::Forecast(error)) => unknown(error.to_string()),
+        }
+    }
+
+    /// What is searched for. `None` where the program's own settings cannot be read.
+    fn task<'a>(&self, play: tuning::Play<'a>, steps: u32) -> Option<Task<'a>> {
+        let own: AllocConf = self.terms.alloc_conf.as_deref().unwrap_or_default().parse().ok()?;
+        let terms = Terms {
+            metric: self.terms.safety.fragmentation_metric,
+            threshold: self.terms.safety.fragmentation_threshold.0,
+            horizon_steps: steps,
+        };
+        Some(Task {
+            play,
+            baseline: Candidate::of(Allocator::Pytorch(own)),
+            limit_bytes: self.terms.limit_bytes,
+            steps,
+            terms: Some(terms),
+            reach: Reach::Settings,
+        })
+    }
+}
+
+/// As many steps as all plays together have time for, in whole updates or so.
+fn steps_of_a_play(run: &RunTerms, basis: &Basis<'_>) -> u32 {
+    let affordable = EVENTS_OF_A_PLAY / basis.forecaster.events_of_a_step().max(1);
+    run.horizon_steps.min(u32::try_from(affordable).unwrap_or(u32::MAX).max(STEPS))
+}
+
+fn found(tuning: &Tuning, steps: u32, horizon_steps: u32) -> TunedRun {
+    // What breaks the rules of a run is no remedy, though it may be the best of all.
+    let change = tuning.change().filter(|change| change.breach.is_none());
+    let conf = change.and_then(|change| change.candidate.conf());
+    let reason = if steps < horizon_steps {
+        format!("{} (over the first {steps} of {horizon_steps} steps)", tuning.reason)
+    } else {
+        tuning.reason.clone()
+    };
+    TunedRun { steps, horizon_steps, conf, reason }
 }

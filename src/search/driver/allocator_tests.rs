@@ -1,0 +1,207 @@
+//! Whole studies with settings of the allocator to choose from, over a machine whose memory is simulated.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use super::*;
+use crate::config::resolve::USUAL_CONFS;
+use crate::data::{DataSpec, LengthDistribution, LengthSpec};
+use crate::search::machine::Machine;
+use crate::search::scripted::plan;
+use crate::trial::journal::{self, Contents, Header, StudyLock};
+use crate::trial::spec::recording_path;
+use crate::units::{Fraction, MIB};
+
+fn varying() -> Plan {
+    let length = LengthSpec::Range { min: 8, max: 64, distribution: LengthDistribution::Uniform };
+    let mut plan = plan(16);
+    plan.data = DataSpec { sequence_length: Some(length), ..DataSpec::default() };
+    plan.search.alloc_conf = USUAL_CONFS.map(str::to_owned).to_vec();
+    plan.safety.horizon_steps = 60;
+    plan.safety.fragmentation_threshold = Fraction(1.0);
+    plan
+}
+
+/// Its weights do not fill the segments that the native allocator takes for them.
+fn machine(folder: &Path) -> Machine {
+    let study = Some(folder.join("study"));
+    Machine {
+        weights: vec![10 * MIB + 500_000; 10],
+        activations: vec![MIB / 8; 10],
+        tokens: 64,
+        study,
+        ..Machine::new()
+    }
+}
+
+/// Hears everything, and asks for an end where it is told to.
+struct Listener<'a> {
+    heard: &'a Mutex<Vec<Event>>,
+    leaves_at: fn(&Event) -> bool,
+    interrupt: Interrupt,
+}
+
+impl Reporter for Listener<'_> {
+    fn report(&mut self, event: &Event) {
+        if (self.leaves_at)(event) {
+            self.interrupt.request();
+        }
+        self.heard.lock().unwrap().push(event.clone());
+    }
+}
+
+/// What became of a study.
+struct Seen {
+    result: StudyResult,
+    journal: Contents,
+    heard: Vec<Event>,
+}
+
+impl Seen {
+    fn reason(&self) -> String {
+        self.result.recommendation.recommended.as_ref().unwrap().allocator.reason.clone().unwrap()
+    }
+
+    fn conf(&self) -> Option<String> {
+        self.result.recommendation.recommended.as_ref().unwrap().allocator.conf.clone()
+    }
+
+    fn searches(&self) -> usize {
+        self.journal.tuned().count()
+    }
+}
+
+/// A study that goes on from what a journal holds.
+fn study(plan: &Plan, machine: &mut Machine, known: Option<&Contents>, leaves_at: fn(&Event) -> bool) -> Seen {
+    let path = machine.study.clone().unwrap();
+    let header = Header::new(&plan.sha256(), serde_json::Value::Null);
+    let mut journal = Journal::create(StudyLock::acquire(&path).unwrap(), &header).unwrap();
+    let (heard, interrupt) = (Mutex::default(), Interrupt::default());
+    let mut listener = Listener { heard: &heard, leaves_at, interrupt: interrupt.clone() };
+    let result = Study {
+        plan,
+        slots: Slots::one(&mut *machine),
+        journal: &mut journal,
+        reporter: &mut listener,
+        output: path.join("recommendation.yaml"),
+        interrupt,
+        finished: known.map(|known| known.finished().map(|(record, _)| record.clone()).collect()).unwrap_or_default(),
+        foretold: known.map(|known| known.foretold().map(owned).collect()).unwrap_or_default(),
+        remedied: known.map(|known| known.remedied().map(owned).collect()).unwrap_or_default(),
+        tuned: known.map(|known| known.tuned().map(owned).collect()).unwrap_or_default(),
+        started: header.started,
+    };
+    let result = result.run().unwrap();
+    drop(journal);
+    let journal = journal::read(&path.join(journal::FILE_NAME)).unwrap();
+    Seen { result, journal, heard: heard.into_inner().unwrap() }
+}
+
+fn owned<T: Clone>((point, found): (&Point, &T)) -> (Point, T) {
+    (point.clone(), found.clone())
+}
+
+fn never(_: &Event) -> bool {
+    false
+}
+
+#[test]
+fn a_study_searches_for_settings_over_the_run_and_says_what_both_soaks_came_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let seen = study(&varying(), &mut machine(folder.path()), None, never);
+    assert_eq!((seen.result.end.clone(), seen.searches()), (End::Safe, 1));
+    assert_eq!(seen.conf().as_deref(), Some("expandable_segments:True"));
+    let reason = seen.reason();
+    assert!(reason.starts_with("`expandable_segments:True` holds "), "{reason}");
+    let soaked = |is_own: bool| {
+        let trials = seen.result.history.trials().iter().map(|trial| &trial.record);
+        let mut soaks = trials.filter(|record| record.spec.is_soak());
+        let soak = soaks.find(|record| record.spec.point.alloc_conf.is_none() == is_own).unwrap();
+        crate::units::Bytes(soak.measurement.as_ref().unwrap().peak_reserved_bytes)
+    };
+    let figures = format!("; soaked: {} reserved, {} under the program's own settings", soaked(false), soaked(true));
+    assert!(reason.ends_with(&figures), "{reason} {figures}");
+    // With progress, as JSON lines have it too.
+    let progress = seen.heard.iter().filter_map(|event| match event {
+        Event::AllocatorTuning { step, total, .. } => Some((*step, *total)),
+        _ => None,
+    });
+    let progress: Vec<_> = progress.collect();
+    assert_eq!(progress.first(), Some(&(0, 0)));
+    assert!(progress.iter().all(|(step, total)| step <= total), "{progress:?}");
+    let told = seen.heard.iter().filter(|event| matches!(event, Event::AllocatorTuned { .. })).count();
+    assert_eq!(told, 1);
+    let is_skipped = |rejected: &crate::report::recommendation::Rejected| rejected.outcome == "skipped";
+    assert!(seen.result.recommendation.rejected.iter().all(is_skipped));
+    let written = Recommendation::read(&folder.path().join("study/recommendation.yaml")).unwrap();
+    assert_eq!(written, seen.result.recommendation);
+}
+
+#[test]
+fn a_resumed_study_searches_no_more_and_comes_to_the_same_wherever_it_was_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = study(&varying(), &mut machine(folder.path()), None, never);
+    let cuts = whole.journal.entries.iter().enumerate().filter(|(_, entry)| {
+        matches!(entry, Entry::AllocatorTuned { .. } | Entry::WholeRun { .. })
+            || matches!(entry, Entry::TrialEnded { record, .. } if !record.spec.is_length_probe())
+    });
+    for (cut, _) in cuts {
+        let again = tempfile::tempdir().unwrap();
+        std::fs::create_dir(again.path().join("study")).unwrap();
+        let known = Contents { entries: whole.journal.entries[..=cut].to_vec(), ..whole.journal.clone() };
+        for (record, _) in known.finished().filter(|(record, _)| record.spec.is_probe()) {
+            let path = |folder: &Path| recording_path(&folder.join("study"), &record.spec);
+            std::fs::copy(path(folder.path()), path(again.path())).unwrap();
+        }
+        let mut machine = machine(again.path());
+        let resumed = study(&varying(), &mut machine, Some(&known), never);
+        assert_eq!(resumed.searches() + known.tuned().count(), 1, "cut after {cut}");
+        assert_eq!(machine.ran.len() + known.finished().count(), whole.journal.finished().count());
+        assert_eq!(resumed.result.history.trials(), whole.result.history.trials());
+        let (resumed, whole) = (&resumed.result.recommendation, &whole.result.recommendation);
+        assert_eq!(resumed.recommended, whole.recommended);
+    }
+}
+
+#[test]
+fn a_search_for_settings_ends_when_the_user_wants_to_leave_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let leaves_at: fn(&Event) -> bool = |event| matches!(event, Event::AllocatorTuning { .. });
+    let seen = study(&varying(), &mut machine(folder.path()), None, leaves_at);
+    assert_eq!((seen.result.end.clone(), seen.searches()), (End::Interrupted, 0));
+    assert!(!seen.heard.iter().any(|event| matches!(event, Event::AllocatorTuned { .. })));
+}
+
+#[test]
+fn a_budget_that_ends_before_the_second_soak_leaves_the_answer_safe_and_says_that_it_was_not_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = study(&varying(), &mut machine(folder.path()), None, never);
+    let trials = whole.result.history.trials().len();
+    let again = tempfile::tempdir().unwrap();
+    let mut plan = varying();
+    plan.budget.trials = u32::try_from(trials - 1).unwrap();
+    let seen = study(&plan, &mut machine(again.path()), None, never);
+    assert_eq!(seen.result.end, End::Safe);
+    assert_eq!((seen.result.recommendation.status, seen.conf()), (Status::Safe, whole.conf()));
+    assert!(seen.reason().ends_with("(hint: `--resume`)"), "{}", seen.reason());
+    assert!(seen.reason().contains("not compared with a soak under the program's own settings"), "{}", seen.reason());
+    // With a larger one it is.
+    let mut machine = machine(again.path());
+    let resumed = study(&varying(), &mut machine, Some(&seen.journal), never);
+    assert_eq!((resumed.reason(), machine.ran.len()), (whole.reason(), 1));
+}
+
+#[test]
+fn a_soak_that_breaks_under_the_program_s_own_settings_is_told_and_is_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut machine = Machine { soak_breaks: |point| point.alloc_conf.is_none(), ..machine(folder.path()) };
+    let seen = study(&varying(), &mut machine, None, never);
+    assert_eq!(seen.result.end, End::Safe);
+    assert_eq!(seen.conf().as_deref(), Some("expandable_segments:True"));
+    let reason = seen.reason();
+    assert!(reason.contains("reserved; under the program's own settings the soak broke: out of memory"), "{reason}");
+    let rejected = &seen.result.recommendation.rejected;
+    let broken = rejected.iter().find(|rejected| rejected.outcome == "out_of_memory").unwrap();
+    let words = "under the program's own settings of the allocator: out of memory";
+    assert!(broken.reason.starts_with(words), "{}", broken.reason);
+}

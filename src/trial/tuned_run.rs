@@ -1,0 +1,71 @@
+//! Settings of PyTorch's allocator as a search over the coming run found them: what the journal keeps of it.
+//!
+//! The search plays the run under one setting after another ([`tuning`](crate::memory::forecast::tuning)), which may take
+//! a minute, so a study that is resumed reads what came of it and does not repeat it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::memory::forecast::tuning::{Ending, Tried, Tuning};
+
+/// What a search for settings over a coming run came to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TunedRun {
+    /// Steps of the run that were played under each setting.
+    pub steps: u32,
+    /// Steps that the run is forecast for. Where they are more, the settings were compared over its beginning.
+    pub horizon_steps: u32,
+    /// In the form of `PYTORCH_CUDA_ALLOC_CONF`; `None` where the program's own are the best, or nothing could be found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conf: Option<String>,
+    /// Why, in a sentence.
+    pub reason: String,
+}
+
+impl TunedRun {
+    /// That nothing was searched for, and why.
+    pub fn unknown(reason: String) -> Self {
+        Self { steps: 0, horizon_steps: 0, conf: None, reason }
+    }
+}
+
+/// A setting that was tried: for the report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TriedSetting {
+    /// The setting, for people.
+    pub name: String,
+    /// When it was tried, for people.
+    pub stage: String,
+    /// The highest V.
+    pub peak_reserved_bytes: u64,
+    /// Requests to the device for memory, and returns of it.
+    pub device_calls: u64,
+    /// How its play ended, for people.
+    pub result: String,
+    /// Whether it is the best.
+    pub is_best: bool,
+}
+
+impl TriedSetting {
+    /// All of a search, in its order.
+    pub fn all(tuning: &Tuning) -> Vec<Self> {
+        let row = |(place, one): (usize, &Tried)| Self {
+            name: one.candidate.to_string(),
+            stage: one.stage.name().to_owned(),
+            peak_reserved_bytes: one.figures.peak_reserved_bytes,
+            device_calls: one.figures.device_calls,
+            result: result(one),
+            is_best: tuning.chosen == Some(place),
+        };
+        tuning.tried.iter().enumerate().map(row).collect()
+    }
+}
+
+fn result(one: &Tried) -> String {
+    match (one.ending, &one.breach, one.figures.out_of_memory) {
+        (Ending::OutOfMemory, _, Some(end)) => format!("out of memory at step {}", end.step),
+        (Ending::OutOfMemory, _, None) => "out of memory".to_owned(),
+        (Ending::Outdone, ..) => format!("held too much to win at step {}", one.figures.steps),
+        (Ending::Survived, Some(breach), _) => breach.to_string(),
+        (Ending::Survived, None, _) => "comes to its end".to_owned(),
+    }
+}
