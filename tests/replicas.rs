@@ -1,7 +1,7 @@
 //! Trials of several replicas: real workers that train together on the CPU, and what becomes of the group when one of
 //! them goes wrong.
 //!
-//! The program has its own main because it plays the workers too: they are real, and train a family of their own that
+//! The program has its own main because it plays the workers too: they are real, and train [families] of their own that
 //! can be told to fail on one rank.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
@@ -10,16 +10,12 @@ use std::fs;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitCode};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use batchtune::data::{Batch, DataSpec, InputSpec};
+use batchtune::data::DataSpec;
 use batchtune::device::DeviceChoice;
 use batchtune::memory::{AllocatorKind, LimitSpec, Phase};
-use batchtune::model::parameters::Init;
-use batchtune::model::{
-    BuildContext, Family, ModelError, ModelSpec, Parameters, Pass, Registry, Segmented, Segments, Workload,
-};
+use batchtune::model::{ModelSpec, Registry};
 use batchtune::train::{GradientCheckpointing, OptimizerKind, TrainSpec};
 use batchtune::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
 use batchtune::trial::replicas::ReplicaExecutor;
@@ -28,8 +24,11 @@ use batchtune::trial::{
     WorkloadSpec,
 };
 use batchtune::units::{Bytes, MIB};
-use candle_core::{DType, Device, Tensor};
-use nix::sys::signal::{Signal, raise};
+
+use families::{FATAL_BATCH, Faulty, FaultyBlocks};
+
+#[path = "replicas/families.rs"]
+mod families;
 
 batchtune::declare_allocator!();
 
@@ -37,10 +36,6 @@ batchtune::declare_allocator!();
 const WORKER: &str = "BATCHTUNE_TEST_REPLICA";
 /// Names a file that one worker alone can make; the others leave at once.
 const ONLY_ONE: &str = "BATCHTUNE_TEST_ONLY_ONE";
-/// The batch size at which the family fails.
-const FATAL_BATCH: usize = 3;
-/// The step, counted from 1, at which it does.
-const FATAL_STEP: u32 = 4;
 
 type Test = (&'static str, fn());
 
@@ -83,152 +78,6 @@ fn main() -> ExitCode {
         passed &= is_ok;
     }
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-/// A family that can be told to fail: `options: {fault: killed, rank: 1}`.
-struct Faulty;
-
-impl Family for Faulty {
-    fn name(&self) -> &'static str {
-        "faulty"
-    }
-
-    fn input(&self, _spec: &ModelSpec) -> Result<InputSpec, ModelError> {
-        Ok(InputSpec::Features { shape: vec![8], classes: 4 })
-    }
-
-    fn build(&self, context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError> {
-        let (mut parameters, fault) = (parameters(context), fault(context));
-        let weight = parameters.create("weight", &[8, 4], Init::Normal(0.5))?;
-        Ok(Box::new(Net { parameters, weight, fault, steps: AtomicU32::new(0) }))
-    }
-}
-
-/// Parameters that start apart on every rank.
-fn parameters(context: &BuildContext<'_>) -> Parameters {
-    let rank = context.replicas.map_or(0, |group| group.rank() as u64);
-    Parameters::new(context.device, DType::F32, context.seed + rank)
-}
-
-/// What this rank is told to do wrong.
-fn fault(context: &BuildContext<'_>) -> Option<String> {
-    let option = |name: &str| context.spec.options.get(name);
-    let rank = context.replicas.map_or(0, |group| group.rank() as u64);
-    let is_struck = option("rank").and_then(serde_json::Value::as_u64) == Some(rank);
-    option("fault").and_then(serde_json::Value::as_str).filter(|_| is_struck).map(str::to_owned)
-}
-
-/// Does what is wrong.
-fn strike(fault: Option<&str>, device: &Device) -> candle_core::Result<()> {
-    match fault {
-        Some("killed") => {
-            let _ = raise(Signal::SIGKILL);
-        }
-        Some("hangs") => std::thread::sleep(Duration::from_secs(3600)),
-        Some("panics") => panic!("as it was told"),
-        Some("fails") => candle_core::bail!("as it was told"),
-        Some("out_of_memory") => {
-            let values = (200 * MIB / 4) as usize;
-            Tensor::zeros(values, DType::F32, device)?;
-        }
-        _ => {}
-    }
-    Ok(())
-}
-
-struct Net {
-    parameters: Parameters,
-    weight: Tensor,
-    fault: Option<String>,
-    steps: AtomicU32,
-}
-
-impl Workload for Net {
-    fn parameters(&self) -> &Parameters {
-        &self.parameters
-    }
-
-    fn loss(&self, batch: &Batch) -> candle_core::Result<Tensor> {
-        let is_fatal = self.steps.fetch_add(1, Ordering::SeqCst) + 1 == FATAL_STEP && batch.samples == FATAL_BATCH;
-        let loss = candle_nn::loss::cross_entropy(&batch.input.matmul(&self.weight)?, &batch.target)?; // []
-        let fault = self.fault.as_deref().filter(|_| is_fatal);
-        strike(fault, batch.input.device())?;
-        if fault == Some("diverges") { loss * f64::NAN } else { Ok(loss) }
-    }
-}
-
-/// A family in three segments, the last of which has as many values as a bucket. It fails in the backward pass, when the
-/// exchange of that one has begun.
-struct FaultyBlocks;
-
-/// Values of the large parameter: a bucket of them and one more.
-const LARGE: usize = batchtune::train::replicas::BUCKET_BYTES / 4 + 1;
-/// The first step whose backward pass has an exchange beside it, where an update has two: the order of the gradients is
-/// known from the one before.
-const FIRST_OVERLAPPED: u32 = 2;
-
-impl Family for FaultyBlocks {
-    fn name(&self) -> &'static str {
-        "faulty_blocks"
-    }
-
-    fn input(&self, spec: &ModelSpec) -> Result<InputSpec, ModelError> {
-        Faulty.input(spec)
-    }
-
-    fn build(&self, context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError> {
-        let (mut parameters, fault) = (parameters(context), fault(context));
-        parameters.create("small", &[8, 4], Init::Normal(0.5))?;
-        parameters.create("large", &[LARGE], Init::Constant(1.0))?;
-        Ok(Box::new(Blocks { parameters, fault, steps: AtomicU32::new(0) }))
-    }
-}
-
-struct Blocks {
-    parameters: Parameters,
-    fault: Option<String>,
-    steps: AtomicU32,
-}
-
-struct Block<'a> {
-    model: &'a Blocks,
-    batch: &'a Batch,
-    fault: Option<&'a str>,
-}
-
-impl Segmented for Blocks {
-    type OnePass<'a> = Block<'a>;
-
-    fn parameters(&self) -> &Parameters {
-        &self.parameters
-    }
-
-    fn pass<'a>(&'a self, batch: &'a Batch, pass: Pass) -> candle_core::Result<Block<'a>> {
-        let step = self.steps.fetch_add(u32::from(pass == Pass::Forward), Ordering::SeqCst);
-        let is_fatal = pass == Pass::Recompute && step == FIRST_OVERLAPPED && batch.samples == FATAL_BATCH;
-        Ok(Block { model: self, batch, fault: self.fault.as_deref().filter(|_| is_fatal) })
-    }
-}
-
-impl Segments for Block<'_> {
-    fn count(&self) -> usize {
-        3
-    }
-
-    fn forward(&self, index: usize, x: &Tensor) -> candle_core::Result<Tensor> {
-        let parameter = |name| self.model.parameters.get(name).ok_or_else(|| candle_core::Error::Msg(name.to_owned()));
-        match index {
-            0 => x.matmul(parameter("small")?), // [B, 4]
-            1 => {
-                strike(self.fault, x.device())?;
-                x.affine(1.0, 0.5) // [B, 4]
-            }
-            _ => {
-                let scale = parameter("large")?.narrow(0, 0, 4)?; // [4]
-                candle_nn::loss::cross_entropy(&x.broadcast_mul(&scale)?, &self.batch.target) // []
-            }
-        }
-    }
 }
 
 struct Stage {

@@ -12,8 +12,8 @@
 //! environment variables are left as they are: where `NCCL_NVLS_ENABLE=0` is set, a machine has a reason for it.
 
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -58,7 +58,8 @@ impl NcclGroup {
         let communicator = library.communicator(replica.world, replica.rank, id).inspect_err(|error| {
             control.give_up(error.clone());
         })?;
-        let communicator = Arc::new(Communicator { library, handle: AtomicPtr::new(communicator) });
+        let communicator =
+            Arc::new(Communicator { library, handle: AtomicPtr::new(communicator), asking: Mutex::default() });
         let control = Arc::new(control);
         let watch = Watch::start(Arc::clone(&control), Arc::clone(&communicator));
         control.barrier()?;
@@ -156,6 +157,9 @@ struct Communicator {
     library: &'static Library,
     /// Null once aborted.
     handle: AtomicPtr<c_void>,
+    /// Held while NCCL is asked for an error, which takes no time. Operations are not: one may wait for a lost rank until
+    /// it is aborted, and NCCL allows that.
+    asking: Mutex<()>,
 }
 
 impl Communicator {
@@ -163,10 +167,22 @@ impl Communicator {
         Some(self.handle.load(Ordering::Acquire)).filter(|handle| !handle.is_null())
     }
 
+    /// What failed since it was last asked, in the background.
+    fn asynchronous_error(&self) -> Option<CollectiveError> {
+        let _asking = self.asking();
+        self.library.asynchronous_error(self.handle()?)
+    }
+
+    fn asking(&self) -> MutexGuard<'_, ()> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Ends every operation of it, finished or not. Only the first call does anything.
     fn abort(&self) {
         let handle = self.handle.swap(std::ptr::null_mut(), Ordering::AcqRel);
         if !handle.is_null() {
+            // Whoever asks has the communicator in hand, and it goes now.
+            let _asking = self.asking();
             self.library.abort(handle);
         }
     }
@@ -187,7 +203,7 @@ impl Watch {
         let work = move || {
             while !over.load(Ordering::Acquire) {
                 let failed = control.failure().or_else(|| control.notice_lost()).or_else(|| {
-                    let error = communicator.library.asynchronous_error(communicator.handle()?)?;
+                    let error = communicator.asynchronous_error()?;
                     control.give_up(error.clone());
                     Some(error)
                 });
