@@ -403,14 +403,16 @@ fn a_study_forecasts_exactly_runs_out_of_memory_never_and_proves_its_answer() {
     // 32 and 64 do not leave the headroom.
     assert_eq!(found["recommended"]["batch_size"].as_u64(), Some(16), "{}", study.stderr);
     assert_eq!(found["recommended"]["effective_batch_size"].as_u64(), Some(64));
-    // The replay prefers it, and the soak ran with it.
+    // The replay prefers it, and a soak ran with it, before the one under the program's own settings.
     assert_eq!(found["recommended"]["allocator"]["conf"], "expandable_segments:True");
     assert_eq!(found["recommended"]["allocator"]["backend"], "expandable");
     let reason = found["recommended"]["allocator"]["reason"].as_str().unwrap();
     assert!(reason.starts_with("`expandable_segments:True` holds "), "{reason}");
     let text = std::fs::read_to_string(study.folder.path().join("study/journal.jsonl")).unwrap();
-    let soak = text.lines().rfind(|line| line.contains("\"trial_started\"") && line.contains("\"soak\"")).unwrap();
-    assert!(soak.contains("expandable_segments:True"), "{soak}");
+    let is_soak = |line: &&str| line.contains("\"trial_started\"") && line.contains("\"soak\"");
+    let soaks = text.lines().filter(is_soak).map(|line| line.contains("expandable_segments:True"));
+    assert_eq!(soaks.collect::<Vec<_>>(), [true, false], "{text}");
+    assert!(reason.contains("; soaked: ") && reason.ends_with(" under the program's own settings"), "{reason}");
 }
 
 #[test]

@@ -304,6 +304,24 @@ mod tests {
     }
 
     #[test]
+    fn settings_of_the_allocator_are_numbered_and_listed_below() {
+        let trial = |conf: Option<&str>| {
+            let tried = crate::trial::Point { alloc_conf: conf.map(str::to_owned), ..point(8) };
+            JudgedTrial { record: completed(tried, vec![sample(12)]), verdict: Verdict::default() }
+        };
+        let mut history = History::default();
+        for conf in [None, Some("max_split_size_mb:64"), Some("expandable_segments:True"), Some("max_split_size_mb:64")]
+        {
+            history.tell(trial(conf));
+        }
+        let confs = alloc_confs(&history);
+        assert_eq!(confs, ["max_split_size_mb:64", "expandable_segments:True"]);
+        let batches: Vec<String> = history.trials().iter().map(|trial| row(trial, &confs)[2].clone()).collect();
+        let plain = batches[0].clone();
+        assert_eq!(batches[1..], [format!("{plain} [1]"), format!("{plain} [2]"), format!("{plain} [1]")]);
+    }
+
+    #[test]
     fn a_speed_that_may_not_be_believed_is_marked_and_explained() {
         let trial = |purpose, trust| {
             let record = completed(point(8), vec![sample(12)]);

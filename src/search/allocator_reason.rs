@@ -130,3 +130,116 @@ fn not_worth_it(soak: &JudgedTrial, own: &JudgedTrial) -> String {
 fn reserved(trial: &JudgedTrial) -> Bytes {
     Bytes(trial.record.measurement.as_ref().map_or(0, |measurement| measurement.peak_reserved_bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::search::knowledge::Nothing;
+    use crate::search::recommend::standing;
+    use crate::search::rules::testing::{completed, sample};
+    use crate::search::scripted::plan;
+    use crate::search::{Space, Verdict};
+    use crate::trial::{Measurement, Outcome, Purpose, TrialRecord, TrialSpec, TunedRun};
+    use crate::units::MIB;
+
+    const CONF: &str = "expandable_segments:True";
+    /// C of the samples.
+    const LIMIT_MIB: u64 = 1000;
+
+    fn space() -> Space {
+        let mut plan = plan(8);
+        plan.search.alloc_conf = crate::config::resolve::USUAL_CONFS.map(str::to_owned).to_vec();
+        Space::new(&plan)
+    }
+
+    fn own() -> Point {
+        space().point(space().pair_of(8), space().first_loader())
+    }
+
+    fn changed() -> Point {
+        Point { alloc_conf: Some(CONF.to_owned()), ..own() }
+    }
+
+    fn ran(point: Point, purpose: Purpose, reserved_mib: u64, samples_per_second: f64) -> JudgedTrial {
+        let limited = crate::memory::MemorySample { limit_bytes: LIMIT_MIB * MIB, ..sample(4) };
+        let record = completed(point, vec![limited]);
+        let peak_reserved_bytes = reserved_mib * MIB;
+        let measurement = record.measurement.map(|measurement| Measurement {
+            peak_reserved_bytes,
+            samples_per_second,
+            ..measurement
+        });
+        let spec = TrialSpec { purpose, ..record.spec };
+        JudgedTrial { record: TrialRecord { spec, measurement, ..record }, verdict: Verdict::default() }
+    }
+
+    /// Both were measured, settings were found, and these soaks ran.
+    fn history(soaks: impl IntoIterator<Item = JudgedTrial>) -> History {
+        let mut history = History::default();
+        history.tell(ran(own(), Purpose::Ladder, 500, 100.0));
+        history.tell(ran(changed(), Purpose::Allocator, 450, 100.0));
+        let (conf, reason) = (Some(CONF.to_owned()), "it holds less".to_owned());
+        history.tell_tuned(own(), TunedRun { steps: 10, horizon_steps: 10, conf, reason });
+        soaks.into_iter().for_each(|soak| history.tell(soak));
+        history
+    }
+
+    /// Which settings are recommended, and why.
+    fn answer(history: &History) -> (bool, String) {
+        let point = standing(history, &space()).point().unwrap().clone();
+        let reason = allocator_reason(&point, history, &Nothing, &space()).unwrap();
+        (point.alloc_conf.is_some(), reason)
+    }
+
+    fn soaked(changed_mib: u64, changed_rate: f64) -> (bool, String) {
+        answer(&history([
+            ran(changed(), Purpose::Soak, changed_mib, changed_rate),
+            ran(own(), Purpose::Soak, 500, 100.0),
+        ]))
+    }
+
+    #[test]
+    fn settings_that_hold_less_by_more_than_a_hundredth_of_the_limit_are_recommended_with_both_figures() {
+        let reason = "it holds less; soaked: 480.0 MiB reserved, 500.0 MiB under the program's own settings";
+        assert_eq!(soaked(480, 99.6), (true, reason.to_owned()));
+        assert!(soaked(489, 100.0).0);
+    }
+
+    #[test]
+    fn settings_that_win_less_or_cost_speed_give_way_to_the_program_s_own_whatever_else_they_do() {
+        let stays = "`expandable_segments:True` holds less by replay, but soaked: 490.0 MiB reserved, 500.0 MiB under the \
+                     program's own settings, which stay where nothing is won";
+        assert_eq!(soaked(490, 100.0), (false, stays.to_owned()));
+        // Faster is not what they are for.
+        assert!(!soaked(500, 120.0).0 && !soaked(600, 120.0).0);
+        let faster = "`expandable_segments:True` holds less by replay, but soaked: 300.0 MiB reserved at 99.0 samples/s, \
+                      500.0 MiB at 100.0 under the program's own settings, which are faster";
+        assert_eq!(soaked(300, 99.0), (false, faster.to_owned()));
+    }
+
+    #[test]
+    fn a_soak_that_never_ran_or_broke_is_told() {
+        let soak = || ran(changed(), Purpose::Soak, 450, 100.0);
+        let missing = answer(&history([soak()]));
+        assert!(missing.0 && missing.1.starts_with("it holds less; not compared with a soak under"), "{missing:?}");
+        let mut broken = ran(own(), Purpose::Soak, 0, 0.0);
+        broken.record.outcome = Outcome::TimedOut { seconds: 9.0 };
+        let (is_changed, reason) = answer(&history([soak(), broken]));
+        let words = "it holds less; soaked: 450.0 MiB reserved; under the program's own settings the soak broke: ";
+        assert!(is_changed && reason.starts_with(words), "{reason}");
+        // And the other way round.
+        let mut broken = soak();
+        broken.record.outcome = Outcome::TimedOut { seconds: 9.0 };
+        let (is_changed, reason) = answer(&history([broken, ran(own(), Purpose::Soak, 500, 100.0)]));
+        assert!(!is_changed && reason.contains("holds less by replay, but its soak broke: "), "{reason}");
+    }
+
+    #[test]
+    fn settings_that_were_listed_or_never_tried_say_what_there_is_to_say() {
+        let mut history = History::default();
+        history.tell(ran(changed(), Purpose::Ladder, 450, 100.0));
+        let listed = allocator_reason(&changed(), &history, &Nothing, &space()).unwrap();
+        assert_eq!(listed, "`expandable_segments:True` holds the least of the settings that were tried, by replay");
+        assert_eq!(allocator_reason(&own(), &History::default(), &Nothing, &space()), None);
+    }
+}

@@ -192,6 +192,7 @@ fn a_whole_run_is_drawn_with_its_limit_and_where_it_breaks() {
     use crate::memory::forecast::long_run::{LongRunEnd, LongRunFigures, LongRunPoint};
     use crate::trial::Outlook;
     use crate::trial::outlook::{PlayedRun, RunBreach};
+    use crate::trial::tuned_run::{TriedSetting, TunedRun};
     let points = (0..400_u32).map(|step| LongRunPoint {
         step,
         peak_allocated_bytes: 500 * MIB,
@@ -220,7 +221,22 @@ fn a_whole_run_is_drawn_with_its_limit_and_where_it_breaks() {
     let whole_run = Entry::WholeRun { point: point(8), outlook, runs };
     let unknown = Outlook::unknown("no probes of its kind have run".to_owned());
     let unplayed = Entry::WholeRun { point: point(4), outlook: unknown, runs: Vec::new() };
-    let entries = [device(), ended(trial(1, 8, 3)), whole_run, unplayed];
+    let tried = |name: &str, is_best| TriedSetting {
+        name: name.to_owned(),
+        stage: "one setting changed".to_owned(),
+        peak_reserved_bytes: 600 * MIB,
+        device_calls: 12,
+        result: "comes to its <end>".to_owned(),
+        is_best,
+    };
+    let (conf, reason) = (Some("<b>expandable".to_owned()), "`<b>expandable` holds less".to_owned());
+    let found = TunedRun { steps: 400, horizon_steps: 400, conf, reason };
+    let tuned = Entry::AllocatorTuned {
+        point: point(8),
+        found,
+        tried: vec![tried("defaults", false), tried("<b>expandable", true)],
+    };
+    let entries = [device(), ended(trial(1, 8, 3)), whole_run, unplayed, tuned];
     let entries: Vec<Entry> =
         entries.iter().map(|entry| serde_json::from_str(&serde_json::to_string(entry).unwrap()).unwrap()).collect();
     let page = page(&contents(entries));
@@ -230,7 +246,8 @@ fn a_whole_run_is_drawn_with_its_limit_and_where_it_breaks() {
     }
     assert!(page.contains("where a run breaks: 999.0 MiB at step 399"), "{page}");
     assert!(page.contains("not judged: no probes of its kind have run") && page.contains("comes to its end"));
-    assert!(!page.contains("<i>expandable"));
+    assert!(!page.contains("<i>expandable") && !page.contains("<b>expandable") && !page.contains("<end>"));
+    assert!(page.contains("Settings of the allocator, batch 8") && page.contains("one setting changed"), "{page}");
     let without = super::page(&contents(vec![device()]));
     assert!(without.contains("No whole run was forecast"));
 }
