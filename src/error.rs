@@ -134,6 +134,8 @@ impl Error {
                     ExecutorError::DeviceUnavailable(_)
                     | ExecutorError::NotStarted { .. }
                     | ExecutorError::Launcher { .. }
+                    | ExecutorError::LauncherInput { .. }
+                    | ExecutorError::LauncherOutput { .. }
                     | ExecutorError::Apart { .. } => exit_code::DEVICE_UNAVAILABLE,
                     ExecutorError::Workload(_) | ExecutorError::Scratch { .. } => exit_code::USAGE,
                     ExecutorError::Cancelled => exit_code::INTERRUPTED,

@@ -149,6 +149,12 @@ fn every_fault_of_a_program_is_an_outcome_of_its_own() {
     }
 }
 
+#[test]
+fn a_soak_that_hangs_between_two_steps_has_no_time_for_an_evaluation_pass() {
+    let (outcome, says) = outcome_of("hang", Purpose::Soak);
+    assert_eq!((outcome, says.as_str()), ("timed_out", "no step finished within 3 s"));
+}
+
 /// Reports by hand: `$TUNE_REPORT` and the values of the trial are the shell's.
 fn outcome_of_script(script: &str) -> (TrialRecord, Duration) {
     let begun = Instant::now();

@@ -67,6 +67,7 @@ const TESTS: &[Test] = tests![
     a_worker_that_aborts_has_crashed,
     a_worker_that_hangs_is_timed_out,
     a_worker_that_hangs_before_its_first_step_has_more_time,
+    a_soak_that_hangs_has_more_time_for_its_evaluation_alone,
     a_worker_that_floods_its_log_is_neither_blocked_nor_believed,
     errors_that_a_worker_tells_are_outcomes_of_their_own,
     a_workload_that_prints_does_not_break_the_protocol,
@@ -475,6 +476,22 @@ fn a_worker_that_hangs_before_its_first_step_has_more_time() {
     for outcomes in outcomes {
         assert!(outcomes.iter().all(|outcome| *outcome == Outcome::TimedOut { seconds: 0.5 }), "{outcomes:?}");
     }
+}
+
+fn a_soak_that_hangs_has_more_time_for_its_evaluation_alone() {
+    let hangs = |steps: u32| {
+        let mut stage = Stage::with("hangs", |config| {
+            impatient(config);
+            config.patience.build = Duration::from_millis(200);
+        });
+        let soak = TrialSpec { steps, ..spec(1, Purpose::Soak) };
+        let outcome = stage.executor().run(&soak, &mut |_| {}).unwrap().outcome;
+        stage.close();
+        outcome
+    };
+    // After the first of two steps the evaluation pass is due, and of eight it is not.
+    assert_eq!(hangs(2), Outcome::TimedOut { seconds: 0.5 });
+    assert_eq!(hangs(8), Outcome::TimedOut { seconds: 0.3 });
 }
 
 fn a_worker_that_floods_its_log_is_neither_blocked_nor_believed() {

@@ -13,13 +13,18 @@ use crate::device::DeviceFacts;
 use crate::report::Recommendation;
 use crate::search::recommend::Status;
 use crate::search::{History, JudgedTrial, Space, rules};
+use crate::text::{harmless, with_causes};
 use crate::trial::Point;
-use crate::trial::journal::{self, Contents, Entry, Journal};
+use crate::trial::journal::{self, Contents, Entry, Journal, JournalError};
 
 /// What a study directory holds for a plan.
 pub(super) enum Found {
-    /// Nothing of this plan.
+    /// Nothing that would be missed.
     Nothing,
+    /// Trials of another plan.
+    OtherPlan,
+    /// A journal that cannot be read, and why.
+    Unreadable(String),
     /// Trials of this plan, without an answer that can be launched.
     Unfinished,
     /// An answer for a program that has changed since: this file of it has.
@@ -35,21 +40,45 @@ pub(super) struct Answer {
     pub(super) started: String,
 }
 
-/// Looks into the journal. One that cannot be read, or of another plan, is nothing: it will be kept and replaced.
+impl Found {
+    /// Why what is there is no answer, and is searched again.
+    pub(super) fn why_searched_again(&self, study: &Path) -> Option<String> {
+        let study = study.display();
+        let kept = journal::PREVIOUS_FILE_NAME;
+        Some(match self {
+            Self::Nothing | Self::Answer(_) => return None,
+            Self::OtherPlan => {
+                format!("the study in {study} is of another configuration (its journal is kept as `{kept}`)")
+            }
+            Self::Unreadable(why) => format!("{why} (it is kept as `{kept}`)"),
+            Self::Unfinished => {
+                format!("the study in {study} has no safe answer yet (hint: `--resume` goes on with it)")
+            }
+            Self::Outdated(file) => format!("`{}` has changed since the last study", harmless(file)),
+        })
+    }
+}
+
+/// Looks into the journal. One that cannot be read, or of another plan, will be kept and replaced.
 pub(super) fn find(plan: &Plan, study: &Path) -> Found {
     if !Journal::exists(study) {
         return Found::Nothing;
     }
-    let Ok(contents) = journal::read(&study.join(journal::FILE_NAME)) else { return Found::Nothing };
+    let contents = match journal::read(&study.join(journal::FILE_NAME)) {
+        Ok(contents) => contents,
+        Err(JournalError::NoHeader { .. }) => return Found::Nothing,
+        Err(error) => return Found::Unreadable(with_causes(&error)),
+    };
+    let has_trials = contents.finished().next().is_some();
     if contents.header.expect_plan(&plan.sha256()).is_err() {
-        return Found::Nothing;
+        return if has_trials { Found::OtherPlan } else { Found::Nothing };
     }
     if let Some(file) = changed_file(plan, &contents.header.started) {
         return Found::Outdated(file);
     }
     match answer(&contents, plan) {
         Some(answer) => Found::Answer(Box::new(answer)),
-        None if contents.finished().next().is_some() => Found::Unfinished,
+        None if has_trials => Found::Unfinished,
         None => Found::Nothing,
     }
 }

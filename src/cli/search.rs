@@ -6,10 +6,11 @@
 //! |---|---|---|---|
 //! | a safe answer for this configuration and device | offers it again | the same, from the journal | searches |
 //! | an unfinished study, or one without a safe answer | starts over, and says so | goes on | starts over |
-//! | a study of another configuration | starts over | refuses | starts over |
+//! | a study of another configuration | starts over, and says so | refuses | starts over |
 //! | an answer for a script that has changed since | starts over, and says so | goes on, with a warning | starts over |
 //!
-//! Whoever starts over keeps the old journal beside the new one. A job that is preempted and started again with the same
+//! Whoever starts over keeps the old journal beside the new one, once a device is open: a run that starts nothing changes
+//! nothing. A job that is preempted and started again with the same
 //! command should say `--resume`: it also starts a study where there is none.
 
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use std::sync::Arc;
 
 use nix::sys::signal::Signal;
 
-use super::known_answer::{self, Answer};
+use super::known_answer::{self, Answer, Found};
 use super::{SearchArgs, check, print_result, report, slots};
 use crate::config::Plan;
 use crate::device::DeviceFacts;
@@ -62,29 +63,22 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         _ => ProgressMode::Auto,
     };
     let mut reporter = progress::choose(mode);
-    match known_answer::find(plan, &folder) {
-        _ if args.resume || args.fresh => {}
-        known_answer::Found::Nothing => {}
-        known_answer::Found::Outdated(file) => {
-            if mode != ProgressMode::Quiet {
-                say(&format!("note: `{}` has changed since the last study, so it is searched again", harmless(&file)));
-            }
-        }
-        // The journal is kept beside the new one, as that of any earlier run.
-        known_answer::Found::Unfinished => {
-            if mode != ProgressMode::Quiet {
-                say(&format!(
-                    "note: the study in {} is started over (hint: `--resume` goes on with it)",
-                    folder.display()
-                ));
-            }
-        }
-        known_answer::Found::Answer(answer) => {
-            // A device that cannot be opened is reported by the study, as always.
-            if weakest(&mut slots).is_some_and(|facts| answer.holds_on(&facts, plan)) {
+    let found = if args.resume || args.fresh { Found::Nothing } else { known_answer::find(plan, &folder) };
+    let note = match found {
+        Found::Answer(answer) => match weakest(&mut slots) {
+            Some(facts) if answer.holds_on(&facts, plan) => {
                 return offer(args, &folder, (&mut *reporter, mode), &answer);
             }
-        }
+            Some(_) => {
+                Some(format!("the answer in {} was proved on another device, or with more memory", folder.display()))
+            }
+            // A device that cannot be opened is reported by the study, as always.
+            None => None,
+        },
+        found => found.why_searched_again(&folder),
+    };
+    if let Some(note) = note.filter(|_| mode != ProgressMode::Quiet) {
+        say(&format!("note: {note}, so the search is started over"));
     }
     if args.resume
         && let Ok(contents) = journal::read(&folder.join(journal::FILE_NAME))
@@ -210,7 +204,7 @@ impl OpenedStudy {
         }
         let plan_value = serde_json::to_value(plan).unwrap_or_default();
         let header = Header::new(&plan.sha256(), plan_value);
-        let journal = Journal::create(lock, &header).map_err(failed)?;
+        let journal = Journal::draft(lock, &header).map_err(failed)?;
         let (finished, foretold, remedied, tuned) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Ok(Self { journal, finished, foretold, remedied, tuned, started: header.started })
     }

@@ -143,6 +143,8 @@ impl Study<'_> {
             for text in warnings {
                 self.reporter.report(&Event::Warning { text });
             }
+            // Until here nothing has run, and what an earlier study found is not to be lost for that.
+            self.journal.take_place()?;
             let facts = crew.weakest().and_then(|index| crew.facts(index)).cloned().ok_or_else(crew::lost)?;
             Running::new(self, crew, facts).run()
         })

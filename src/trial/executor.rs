@@ -130,6 +130,29 @@ pub enum ExecutorError {
         /// Its node.
         other: String,
     },
+    /// The launcher printed what is no worker's, and more of it than a greeting.
+    #[error(
+        "`{launcher}` printed on standard output where its worker's first word was due: {reason} (hint: that output is the \
+         worker's; what a launcher has to say belongs on standard error)"
+    )]
+    LauncherOutput {
+        /// The launcher's program.
+        launcher: String,
+        /// What it printed last.
+        reason: String,
+    },
+    /// The worker started and was not listened to, or not spoken to.
+    #[error(
+        "the worker found its input closed: `{launcher}` does not pass standard input on{} (hint: it must, to the end of its \
+         worker; `kubectl run` and `docker run` need `-i`)",
+        last_words(log)
+    )]
+    LauncherInput {
+        /// The launcher's program.
+        launcher: String,
+        /// The last lines of its log.
+        log: String,
+    },
     /// The worker left while its device was being opened, since the driver stood still for longer than its lease.
     #[error("the worker heard nothing of the tuner for {seconds:.0} s and left (hint: was `tune` stopped?)")]
     LeaseExpired {

@@ -244,6 +244,14 @@ impl TrialSpec {
             asked
         }
     }
+
+    /// The finished steps after which a soak has its evaluation pass and its checkpoint: half of them, up to the end of an
+    /// update. `None` in any other trial.
+    pub fn soak_checks_after(&self) -> Option<u32> {
+        let (total, update) = (self.total_steps(), u32::try_from(self.accumulation()).unwrap_or(u32::MAX));
+        let half = || (total / 2).max(1).checked_next_multiple_of(update).map_or(total, |step| step.min(total));
+        self.is_soak().then(half)
+    }
 }
 
 /// What all trials of a study share: the workload and the device it runs on. A worker gets it once.

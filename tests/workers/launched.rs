@@ -187,10 +187,15 @@ pub(crate) fn a_launcher_that_starts_nothing_is_told_from_a_worker_that_fails() 
     // A worker that spoke and then left has failed itself.
     let error = behind("refuses_the_device", launcher(STAYS, &[])).executor().start().unwrap_err();
     assert!(matches!(error, ExecutorError::DeviceUnavailable(_)), "{error:?}");
-    // A greeting on standard output is no worker's.
-    let greets = "echo Welcome!; exec \"$@\"";
-    let error = behind("good", launcher(greets, &[])).executor().start().unwrap_err().to_string();
-    assert!(error.contains("`Welcome!`"), "{error}");
+    // Machines greet whoever logs in.
+    let greets = "echo Welcome!; echo 'No mail.'; exec \"$@\"";
+    behind("good", launcher(greets, &[])).executor().start().unwrap();
+    let never_stops = "while echo Welcome!; do :; done";
+    let error = behind("good", launcher(never_stops, &[])).executor().start().unwrap_err();
+    assert!(matches!(error, ExecutorError::LauncherOutput { .. }), "{error:?}");
+    assert!(error.to_string().contains("`Welcome!`"), "{error}");
+    let error = behind(REAL_WORKER, launcher("exec 0<&-; exec \"$@\"", &[])).executor().start().unwrap_err();
+    assert!(matches!(error, ExecutorError::LauncherInput { .. }), "{error:?}");
 }
 
 pub(crate) fn a_worker_that_never_starts_is_an_outcome_of_its_own() {

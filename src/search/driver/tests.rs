@@ -21,7 +21,7 @@ fn study_in(
     let study = folder.join("study");
     let lock = StudyLock::acquire(&study).unwrap();
     let header = Header::new(&plan.sha256(), serde_json::Value::Null);
-    let mut journal = Journal::create(lock, &header).unwrap();
+    let mut journal = Journal::draft(lock, &header).unwrap();
     Study {
         plan,
         slots: Slots::one(executor),
@@ -58,6 +58,41 @@ fn a_finished_study_writes_what_it_found_and_journals_every_trial() {
     assert!(read.rejected.iter().any(|rejected| rejected.outcome == "skipped" && rejected.batch_size == 16));
     let contents = journal::read(&folder.path().join("study").join(journal::FILE_NAME)).unwrap();
     assert_eq!(contents.finished().count(), executor.ran.len());
+}
+
+/// A device that cannot be opened.
+struct Gone;
+
+impl Executor for Gone {
+    fn start(&mut self) -> Result<DeviceFacts, ExecutorError> {
+        Err(ExecutorError::DeviceUnavailable("no such card".to_owned()))
+    }
+
+    fn run(&mut self, _: &TrialSpec, _: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError> {
+        unreachable!("it was not opened")
+    }
+}
+
+#[test]
+fn studies_that_start_nothing_cost_no_answer_of_an_earlier_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut executor = ScriptedExecutor::new(|spec| Script::healthy(&spec.point));
+    study_in(folder.path(), &plan(16), &mut executor, Vec::new()).unwrap();
+    let journal = || std::fs::read(folder.path().join("study").join(journal::FILE_NAME)).unwrap();
+    let before = journal();
+    for _ in 0..2 {
+        let error = study_in(folder.path(), &plan(8), &mut Gone, Vec::new()).unwrap_err();
+        assert!(matches!(error, DriverError::Executor(ExecutorError::DeviceUnavailable(_))), "{error}");
+        assert_eq!(journal(), before);
+    }
+    // One that starts is kept beside, however many come to nothing after it.
+    let mut fails = ScriptedExecutor::new(|_| Script::Ends(Outcome::Failed { message: "typo".to_owned() }));
+    for _ in 0..2 {
+        let ended = study_in(folder.path(), &plan(8), &mut fails, Vec::new()).unwrap().end;
+        assert!(matches!(ended, End::WorkloadFails(_)), "{ended:?}");
+        let previous = folder.path().join("study").join(journal::PREVIOUS_FILE_NAME);
+        assert_eq!(std::fs::read(previous).unwrap(), before);
+    }
 }
 
 /// A machine whose probes leave their recordings in the study of [`study_in`].

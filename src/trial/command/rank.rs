@@ -166,9 +166,15 @@ impl<'a> Rank<'a> {
         if self.told.hello.is_none() {
             return self.terms.is_known_to_report.then_some(patience.start + patience.build);
         }
-        let building = self.told.steps() == 0 || self.terms.trial.is_soak() || self.terms.trial.is_probe();
+        if self.is_through() {
+            // Its end is not waited for as long as this, and is none of a step.
+            return Some(AFTER_LAST_STEP + patience.step);
+        }
+        let (steps, trial) = (self.told.steps(), self.terms.trial);
+        let is_checking = trial.soak_checks_after().is_some_and(|after| after as usize == steps);
+        let building = steps == 0 || trial.is_probe() || is_checking;
         // Ranks say hello before they wait for one another and build anything.
-        let meeting = if self.terms.replicas > 1 && self.told.steps() == 0 { patience.start } else { Duration::ZERO };
+        let meeting = if self.terms.replicas > 1 && steps == 0 { patience.start } else { Duration::ZERO };
         Some(meeting + if building { patience.build + patience.step } else { patience.step })
     }
 

@@ -158,14 +158,11 @@ pub(super) fn environment(
     variables.into_iter().collect()
 }
 
-/// The finished steps that an evaluation pass comes after: in a probe as in one of our own, in a soak after half of them, up to the end of an update.
+/// The finished steps that an evaluation pass comes after: in a probe as in one of our own, in a soak too.
 fn evaluation_after(trial: &TrialSpec) -> Option<u32> {
     let update = u32::try_from(trial.accumulation()).unwrap_or(u32::MAX);
-    if trial.is_probe() {
-        return Some(ProbeSchedule::of(trial).evaluation_after.saturating_mul(update));
-    }
-    let half = || (trial.total_steps() / 2).max(1).next_multiple_of(update.max(1)).min(trial.total_steps());
-    trial.is_soak().then(half)
+    let in_probe = || ProbeSchedule::of(trial).evaluation_after.saturating_mul(update);
+    if trial.is_probe() { Some(in_probe()) } else { trial.soak_checks_after() }
 }
 
 fn path(path: &Path) -> String {

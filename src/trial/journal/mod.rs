@@ -25,10 +25,11 @@
 //!   [`Journal::append`] returns.
 //! - A full disk: a write that fails half-way is taken back, so the entries before it stay readable.
 //! - A newer version: entries of a kind unknown here are passed over, a schema unknown here is refused.
+//! - A run that starts no trial: a new journal takes the old one's place once a device is open ([`Journal::take_place`]).
 //! - A second run on the same study directory is refused while the first lives ([`lock`]).
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,7 @@ use crate::memory::forecast::curve::Curve;
 mod error;
 pub mod lock;
 mod read;
+mod replace;
 #[cfg(test)]
 mod tests;
 
@@ -59,6 +61,8 @@ pub const SCHEMA: &str = "batchtune/journal/v1";
 pub const FILE_NAME: &str = "journal.jsonl";
 /// What the journal before the last fresh start is kept as.
 pub const PREVIOUS_FILE_NAME: &str = "journal.previous.jsonl";
+/// What a journal is called before it takes its place.
+const DRAFT_FILE_NAME: &str = "journal.draft.jsonl";
 /// The longest line that is written or read: a soak of 10,000 samples takes about 6 MiB.
 pub const MAX_ENTRY_BYTES: usize = 64 << 20;
 
@@ -250,6 +254,8 @@ pub struct Journal {
     file: File,
     path: PathBuf,
     whole_bytes: u64,
+    /// Where it is written until it takes its place.
+    draft: Option<PathBuf>,
     _lock: StudyLock,
 }
 
@@ -259,24 +265,38 @@ impl Journal {
         study.join(FILE_NAME).exists()
     }
 
-    /// Begins a journal in the locked study. One that is there is kept as [`PREVIOUS_FILE_NAME`].
+    /// Begins a journal in the locked study, in the place of one that is there: [`draft`](Self::draft) and
+    /// [`take_place`](Self::take_place).
     pub fn create(lock: StudyLock, header: &Header) -> Result<Self, JournalError> {
+        let mut journal = Self::draft(lock, header)?;
+        journal.take_place()?;
+        Ok(journal)
+    }
+
+    /// Begins a journal beside the one that is there. Dropped before it [takes its place](Self::take_place) it leaves
+    /// nothing: a run that starts no trial, for want of a device say, must not cost an answer.
+    pub fn draft(lock: StudyLock, header: &Header) -> Result<Self, JournalError> {
         let path = lock.study().join(FILE_NAME);
         let failed = |source| JournalError::Write { path: path.clone(), source };
         let line = line_of(header).map_err(|source| JournalError::Encode { path: path.clone(), source })?;
-        // The header appears whole or not at all.
-        let mut draft = tempfile::Builder::new().prefix(".journal").tempfile_in(lock.study()).map_err(failed)?;
-        draft.write_all(&line).and_then(|()| draft.as_file().sync_all()).map_err(failed)?;
-        match fs::rename(&path, lock.study().join(PREVIOUS_FILE_NAME)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
-        draft.persist(&path).map_err(|error| failed(error.error))?;
-        // The rename itself is durable once the directory is; where directories cannot be synced, nothing is lost
-        // but a study that has not run a trial yet.
-        let _ = File::open(lock.study()).and_then(|directory| directory.sync_all());
-        let file = OpenOptions::new().append(true).open(&path).map_err(failed)?;
-        Ok(Self { file, path, whole_bytes: line.len() as u64, _lock: lock })
+        let draft = lock.study().join(DRAFT_FILE_NAME);
+        // Left by one that was killed: whoever holds the lock is alone.
+        replace::absent_is_fine(fs::remove_file(&draft)).map_err(failed)?;
+        let mut file = OpenOptions::new().append(true).create_new(true).open(&draft).map_err(failed)?;
+        let written = file.write_all(&line).and_then(|()| file.sync_all());
+        let whole_bytes = line.len() as u64;
+        let journal = Self { file, path: path.clone(), whole_bytes, draft: Some(draft), _lock: lock };
+        written.map(|()| journal).map_err(failed)
+    }
+
+    /// Makes a draft the study's journal. The one before it is kept as [`PREVIOUS_FILE_NAME`], unless no trial in it
+    /// went well and it would take the place of one that may hold more.
+    pub fn take_place(&mut self) -> Result<(), JournalError> {
+        let Some(draft) = self.draft.clone() else { return Ok(()) };
+        replace::replace(&self.path, &draft)
+            .map_err(|source| JournalError::Write { path: self.path.clone(), source })?;
+        self.draft = None;
+        Ok(())
     }
 
     /// Opens the journal of the locked study, reads it, and cuts off a torn last line.
@@ -286,7 +306,7 @@ impl Journal {
         let failed = |source| JournalError::Write { path: path.clone(), source };
         let file = OpenOptions::new().append(true).open(&path).map_err(failed)?;
         file.set_len(contents.whole_bytes).and_then(|()| file.sync_data()).map_err(failed)?;
-        Ok((Self { file, path, whole_bytes: contents.whole_bytes, _lock: lock }, contents))
+        Ok((Self { file, path, whole_bytes: contents.whole_bytes, draft: None, _lock: lock }, contents))
     }
 
     /// Adds an entry. After an error the entries before it are still whole, and appending may be tried again.
@@ -314,6 +334,15 @@ impl Journal {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        if let Some(draft) = &self.draft {
+            // One that stays is in nobody's way.
+            let _ = fs::remove_file(draft);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-use std::fs;
+use std::{fs, io};
 
 use serde_json::json;
 
@@ -257,6 +257,24 @@ fn a_second_run_on_a_study_is_refused_with_the_first_one_s_process() {
     assert!(error.to_string().contains(&format!("process {}", std::process::id())));
     drop(first);
     StudyLock::acquire(study.path()).unwrap();
+}
+
+#[test]
+fn a_draft_changes_nothing_until_it_takes_its_place() {
+    let study = study();
+    let before = fs::read(study.path().join(FILE_NAME)).unwrap();
+    // One of a run that was killed is no hindrance.
+    fs::write(study.path().join(DRAFT_FILE_NAME), "half").unwrap();
+    let draft = || Journal::draft(StudyLock::acquire(study.path()).unwrap(), &header()).unwrap();
+    drop(draft());
+    assert!(!study.path().join(DRAFT_FILE_NAME).exists());
+    assert_eq!(fs::read(study.path().join(FILE_NAME)).unwrap(), before);
+    let mut journal = draft();
+    journal.take_place().unwrap();
+    journal.append(&ended(7)).unwrap();
+    drop(journal);
+    assert_eq!(resume(study.path()).unwrap().1.entries, [ended(7)]);
+    assert_eq!(fs::read(study.path().join(PREVIOUS_FILE_NAME)).unwrap(), before);
 }
 
 #[test]

@@ -141,7 +141,8 @@ impl Worker {
             thread::spawn(move || speak(stdin, &lines_in, lease / PINGS_PER_LEASE));
         }
         if let Some(stdout) = child.stdout.take() {
-            thread::spawn(move || read_messages(stdout, &lines_out));
+            let greeting = launch.is_some().then(|| tail.clone());
+            thread::spawn(move || read_messages(stdout, &lines_out, greeting));
         }
         if let Some(stderr) = child.stderr.take() {
             let tail = tail.clone();

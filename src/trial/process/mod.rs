@@ -24,8 +24,9 @@
 //!
 //! # How long is too long
 //! The configuration's timeout bounds the time without a finished step. The first step of a trial also has
-//! [`Patience::build`], since the model is built before it (and on CUDA the driver compiles kernels); so has every wait
-//! in a soak, since evaluation and checkpoint are no steps. A memory sample counts as a step here.
+//! [`Patience::build`], since the model is built before it (and on CUDA the driver compiles kernels); so has the one wait
+//! in a soak that holds its evaluation pass and its checkpoint, since they are no steps
+//! ([`TrialSpec::soak_checks_after`]). A memory sample counts as a step here.
 
 use std::time::{Duration, Instant};
 

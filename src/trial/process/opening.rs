@@ -2,7 +2,8 @@
 //!
 //! Behind a launcher the first word may take as long as a queue is, and has a timeout of its own; what the launcher says
 //! meanwhile is shown. A launcher that ends before its worker said anything has failed itself (nothing like that is
-//! there, nobody may have it, the program is not on that machine), and its last words are the message.
+//! there, nobody may have it, the program is not on that machine), and its last words are the message. So has one that
+//! prints without end on the output that is its worker's, or does not pass its worker's input on: no workload ran.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use super::{LAST_WORDS, ProcessExecutor, TICK, follow, reader};
 use crate::device::DeviceFacts;
 use crate::memory::LimitSpec;
 use crate::trial::executor::ExecutorError;
-use crate::trial::exit_status::LEASE_EXPIRED;
+use crate::trial::exit_status::{LEASE_EXPIRED, ORPHANED};
 use crate::trial::launcher::{Identity, Launcher, WorkerFacts};
 use crate::trial::protocol::{FromWorker, PROTOCOL, Refusal, ToWorker};
 use crate::trial::spec::WorkloadSpec;
@@ -172,6 +173,12 @@ impl ProcessExecutor {
 
     fn explain(&self, unheard: &Unheard, end: &End, awaited: Awaited) -> ExecutorError {
         match (&self.config.launcher, awaited, unheard) {
+            (Some(launcher), _, Unheard::Ended(_)) if end.code() == Some(ORPHANED) => {
+                ExecutorError::LauncherInput { launcher: launcher.program().to_owned(), log: end.log.clone() }
+            }
+            (Some(launcher), Awaited::Hello, Unheard::Spoiled(why)) => {
+                ExecutorError::LauncherOutput { launcher: launcher.program().to_owned(), reason: why.clone() }
+            }
             (Some(launcher), Awaited::Hello, Unheard::Silent(waited)) => ExecutorError::NotStarted {
                 launcher: launcher.program().to_owned(),
                 seconds: waited.as_secs_f64(),

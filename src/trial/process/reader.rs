@@ -17,6 +17,8 @@ const TAIL_LINES: usize = 40;
 const TAIL_BYTES: usize = 16 << 10;
 /// A longer line of the log is broken into pieces of this length.
 const LOG_LINE_BYTES: u64 = 4 << 10;
+/// Lines before a worker's first message that are passed over behind a launcher: machines greet whoever logs in.
+const GREETING_LINES: usize = 64;
 /// Characters of a bad line that a message shows.
 const EXCERPT_CHARS: usize = 80;
 
@@ -31,10 +33,12 @@ pub(super) enum Line {
     Torn,
 }
 
-/// Reads messages until the output ends, is spoiled, or nobody listens.
-pub(super) fn read_messages(output: impl Read, lines: &Sender<Line>) {
+/// Reads messages until the output ends, is spoiled, or nobody listens. Where a `greeting` may come before the first of
+/// them, it goes to that log.
+pub(super) fn read_messages(output: impl Read, lines: &Sender<Line>, greeting: Option<LogTail>) {
     let mut output = BufReader::new(output);
     let mut bytes = Vec::new();
+    let (mut greeting, mut greeted) = (greeting, 0);
     loop {
         bytes.clear();
         let line = match output.by_ref().take(MAX_LINE_BYTES as u64 + 1).read_until(b'\n', &mut bytes) {
@@ -42,6 +46,14 @@ pub(super) fn read_messages(output: impl Read, lines: &Sender<Line>) {
             Ok(0) => return,
             Ok(_) => parse(&bytes),
         };
+        if let (Line::Spoiled(_), Some(log), Some(text)) = (&line, &greeting, bytes.strip_suffix(b"\n"))
+            && greeted < GREETING_LINES
+        {
+            log.push(excerpt(text));
+            greeted += 1;
+            continue;
+        }
+        greeting = None;
         let last = !matches!(line, Line::Said(_));
         if lines.send(line).is_err() || last {
             return;
@@ -138,7 +150,7 @@ mod tests {
 
     fn lines_of(output: &[u8]) -> Vec<Line> {
         let (sender, receiver) = unbounded();
-        read_messages(output, &sender);
+        read_messages(output, &sender, None);
         drop(sender);
         receiver.iter().collect()
     }
@@ -161,6 +173,23 @@ mod tests {
         assert!(why.contains("\\u{1b}[2Jnonsense"), "{why}");
         for bad in ["\n", "[]\n", "{}\n", "{\"message\":\"sing\"}\n", "{\"message\":\"hello\"}\n"] {
             assert!(matches!(lines_of(bad.as_bytes())[..], [Line::Spoiled(_)]), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_greeting_is_passed_over_up_to_its_bound_and_before_the_first_message_alone() {
+        let (sender, receiver) = unbounded();
+        let log = LogTail::default();
+        let output = format!("Welcome!\n\n{{\"a\": 1}}\n{HELLO}Bye!\n");
+        read_messages(output.as_bytes(), &sender, Some(log.clone()));
+        assert_eq!(log.text(), "Welcome!\n\n{\"a\": 1}");
+        let lines: Vec<Line> = receiver.try_iter().collect();
+        assert!(matches!(&lines[..], [Line::Said(_), Line::Spoiled(why)] if why.contains("Bye!")), "{lines:?}");
+        let endless = "x\n".repeat(GREETING_LINES + 1);
+        for output in [endless.into_bytes(), vec![b'x'; 2 * MAX_LINE_BYTES]] {
+            read_messages(&output[..], &sender, Some(LogTail::default()));
+            let lines: Vec<Line> = receiver.try_iter().collect();
+            assert!(matches!(lines[..], [Line::Spoiled(_)]), "{lines:?}");
         }
     }
 

@@ -19,12 +19,6 @@ use crate::units::Bytes;
 const EVALUATION_BATCHES: usize = 4;
 
 impl Trial<'_> {
-    /// Steps before evaluation and checkpoint: half of them, up to the end of an update.
-    pub(super) fn steps_before_the_soak_s_checks(&self, total: u32) -> u32 {
-        let accumulation = u32::try_from(self.spec.accumulation()).unwrap_or(u32::MAX);
-        (total / 2).max(1).checked_next_multiple_of(accumulation).map_or(total, |step| step.min(total))
-    }
-
     /// The evaluation pass and the checkpoint. Their memory counts in the window of the sample that follows: alone, a
     /// pass without gradients would hold the training steps' cache against itself and read as fragmentation.
     pub(super) fn check_evaluation_and_checkpoint(&mut self, training: &dyn Training) -> Result<(), Halt> {

@@ -131,7 +131,7 @@ impl Trial<'_> {
         let started = Feed::start(&self.spec.point, self.supplies, &mut self.session);
         let mut feed = self.judge(started)?;
         let mut total = self.spec.total_steps();
-        let soak_after = self.spec.is_soak().then(|| self.steps_before_the_soak_s_checks(total));
+        let soak_after = self.spec.soak_checks_after();
         while self.finished < total {
             if self.is_cut_short()? {
                 return Err(Halt::Ended(Outcome::Cancelled));
