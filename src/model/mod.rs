@@ -36,6 +36,7 @@ pub mod vit;
 mod weights;
 
 pub use batch_norm::Statistics;
+pub use hugging_face::Place;
 pub use parameters::{Buffers, Parameters};
 pub use segments::{Pass, Segmented, Segments};
 pub use spec::ModelSpec;
@@ -218,10 +219,12 @@ pub enum ModelError {
         reason: String,
     },
     /// A `config.json` that cannot be read, or is not the family's.
-    #[error("cannot use `model.config` `{}`: {reason}", path.display())]
+    #[error("cannot use `model.config` `{}{}`: {reason}", path.display(), place.map_or_else(String::new, |place| place.to_string()))]
     Config {
         /// Which.
         path: PathBuf,
+        /// Where in it, if it is about one place.
+        place: Option<Place>,
         /// Why not.
         reason: String,
     },
