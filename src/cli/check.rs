@@ -17,7 +17,7 @@ pub(super) fn load(args: &PlanArgs, registry: &Registry) -> Result<Loaded, Error
 pub(super) fn run(args: &PlanArgs, registry: &Registry) -> Result<u8, Error> {
     let loaded = load(args, registry)?;
     print_result(&loaded.plan.to_yaml()?)?;
-    for note in loaded.notes() {
+    for note in loaded.notes(registry) {
         say(&format!("note: {note}"));
     }
     Ok(exit_code::SAFE)

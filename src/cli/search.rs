@@ -36,7 +36,7 @@ use crate::trial::{Interrupt, Outlook, Point, TrialRecord};
 
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let loaded = check::load(&args.plan, registry)?;
-    for note in loaded.notes() {
+    for note in loaded.notes(registry) {
         say(&format!("note: {note}"));
     }
     let plan = &loaded.plan;

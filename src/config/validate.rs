@@ -9,6 +9,7 @@ use crate::data::{self, DataError};
 use crate::model::{ModelError, Registry, Weights};
 use crate::search::{Space, length_probes};
 use crate::text::with_causes;
+use crate::train::BatchNorm;
 use crate::trial::command::{CommandSpec, Placeholder};
 use crate::trial::launcher::LauncherSpec;
 
@@ -59,7 +60,7 @@ impl Loaded {
     }
 
     /// What is allowed and still worth a word.
-    pub fn notes(&self) -> Vec<String> {
+    pub fn notes(&self, registry: &Registry) -> Vec<String> {
         let space = Space::new(&self.plan);
         let command = self.plan.command();
         let of_command = [
@@ -69,7 +70,8 @@ impl Loaded {
         ];
         let of_launcher = self.plan.launcher.as_ref().and_then(launcher_note);
         let of_target = near_targets_note(&self.plan.target, &space);
-        of_target.into_iter().chain(of_command.into_iter().flatten()).chain(of_launcher).collect()
+        let of_model = batch_norm_note(&self.plan, registry);
+        of_target.into_iter().chain(of_model).chain(of_command.into_iter().flatten()).chain(of_launcher).collect()
     }
 }
 
@@ -79,6 +81,16 @@ fn launcher_note(launcher: &LauncherSpec) -> Option<String> {
         "`launcher.command` does not hold `{trial}`, so a job that is still pending cannot be cancelled by its name (hint: \
          add `\"--job-name={trial}\"`)"
             .to_owned()
+    })
+}
+
+/// A model without batch normalisation has no statistics to be frozen or shared.
+fn batch_norm_note(plan: &Plan, registry: &Registry) -> Option<String> {
+    let Subject::Model(model) = &plan.subject else { return None };
+    let family = registry.get(&model.family).ok()?;
+    (plan.train.batch_norm != BatchNorm::Train && !family.has_batch_norm()).then(|| {
+        let name = family.name();
+        format!("`train.batch_norm` does nothing: models of family `{name}` have no batch normalisation")
     })
 }
 
@@ -181,8 +193,10 @@ mod tests {
 
     #[test]
     fn a_launcher_that_is_not_told_how_many_ranks_to_start_gets_a_note() {
-        let notes =
-            |run: &str| load(&format!("command: {{run: [{run}]}}\ntarget: {{batch_size: 64, replicas: 2}}\n")).notes();
+        let notes = |run: &str| {
+            load(&format!("command: {{run: [{run}]}}\ntarget: {{batch_size: 64, replicas: 2}}\n"))
+                .notes(&Registry::builtin())
+        };
         assert_eq!(notes("torchrun, \"--nproc-per-node={replicas}\", \"{batch_size}\""), [""; 0]);
         let said = notes("torchrun, \"{batch_size}\"");
         assert!(said.len() == 1 && said[0].contains("start 2 ranks by itself"), "{said:?}");
@@ -200,7 +214,7 @@ mod tests {
     fn a_program_that_is_not_told_the_length_gets_a_note_where_lengths_vary() {
         let notes = |options: &str, data: &str| {
             let run = format!("command: {{run: [train, \"{{batch_size}}\"{options}]}}\n");
-            load(&format!("{run}target: {{batch_size: 8}}\n{data}")).notes()
+            load(&format!("{run}target: {{batch_size: 8}}\n{data}")).notes(&Registry::builtin())
         };
         let varying = "data: {sequence_length: {min: 16, max: 128}}\n";
         assert!(notes("", varying)[0].contains("the whole run is not forecast"), "{:?}", notes("", varying));
@@ -208,10 +222,29 @@ mod tests {
     }
 
     #[test]
+    fn batch_norm_of_a_model_that_has_none_gets_a_note() {
+        let notes = |family: &str, batch_norm: &str, replicas: usize| {
+            let model = format!("model: {{family: {family}, preset: nano}}\ntrain: {{batch_norm: {batch_norm}}}\n");
+            load(&format!("{model}target: {{batch_size: 8, replicas: {replicas}}}\n")).notes(&Registry::builtin())
+        };
+        let said = notes("vit", "frozen", 1);
+        assert!(
+            said.len() == 1 && said[0].contains("`train.batch_norm` does nothing: models of family `vit`"),
+            "{said:?}"
+        );
+        assert_eq!(notes("gpt", "sync", 2).len(), 1);
+        assert_eq!([notes("gpt", "train", 1), notes("resnet", "frozen", 1)], [const { Vec::<String>::new() }; 2]);
+    }
+
+    #[test]
     fn a_prime_target_gets_a_note_that_names_better_ones() {
         let loaded = load("model: {family: gpt, preset: nano}\ntarget: {batch_size: 61}\n");
-        let notes = loaded.notes();
+        let notes = loaded.notes(&Registry::builtin());
         assert!(notes[0].contains("60 and 64"), "{notes:?}");
-        assert!(load("model: {family: gpt, preset: nano}\ntarget: {batch_size: 64}\n").notes().is_empty());
+        assert!(
+            load("model: {family: gpt, preset: nano}\ntarget: {batch_size: 64}\n")
+                .notes(&Registry::builtin())
+                .is_empty()
+        );
     }
 }

@@ -54,6 +54,14 @@ fn the_first_loss_is_that_of_guessing() {
 }
 
 #[test]
+fn a_family_says_whether_it_normalises_over_batches() {
+    let registry = Registry::builtin();
+    with_every_family(|name, workload, _, _| {
+        assert_eq!(registry.get(name).unwrap().has_batch_norm(), workload.buffers().is_some(), "{name}");
+    });
+}
+
+#[test]
 fn every_parameter_is_reached_by_a_gradient() {
     with_every_family(|name, workload, batch, _| {
         let gradients = workload.loss(&batch).unwrap().backward().unwrap();

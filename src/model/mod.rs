@@ -99,6 +99,12 @@ pub trait Family: Send + Sync {
         Ok(None)
     }
 
+    /// Whether its models normalise over batches, so that `train.batch_norm` means something to them. A family that does
+    /// not say is believed to.
+    fn has_batch_norm(&self) -> bool {
+        true
+    }
+
     /// Builds the model with initialised parameters.
     fn build(&self, context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError>;
 }

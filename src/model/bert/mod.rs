@@ -47,6 +47,10 @@ impl Family for Bert {
         Ok(Dimensions::of(spec)?.parameters().map(|count| count as u64))
     }
 
+    fn has_batch_norm(&self) -> bool {
+        false
+    }
+
     fn build(&self, context: &BuildContext<'_>) -> std::result::Result<Box<dyn Workload>, ModelError> {
         let dimensions = Dimensions::of(context.spec)?;
         let mut parameters = context.parameters(&["bert."])?;
