@@ -75,6 +75,7 @@ const TESTS: &[Test] = tests![
     messages_out_of_turn_are_protocol_errors,
     the_status_for_far_over_the_limit_is_out_of_memory,
     a_kill_counted_by_the_cgroup_is_host_out_of_memory,
+    a_worker_that_is_refused_memory_is_host_out_of_memory,
     grandchildren_go_with_their_worker,
     a_soak_whose_worker_is_killed_leaves_no_checkpoint,
     a_worker_that_leaves_after_its_answer_has_answered,
@@ -564,6 +565,12 @@ fn the_status_for_far_over_the_limit_is_out_of_memory() {
 fn a_kill_counted_by_the_cgroup_is_host_out_of_memory() {
     let outcomes = Stage::new("is_killed_for_host_memory").fault_then_good();
     assert!(outcomes.iter().all(|outcome| *outcome == Outcome::HostOutOfMemory), "{outcomes:?}");
+}
+
+fn a_worker_that_is_refused_memory_is_host_out_of_memory() {
+    for outcome in Stage::new("is_refused_memory").fault_then_good() {
+        assert_eq!(outcome, Outcome::HostOutOfMemory);
+    }
 }
 
 fn grandchildren_go_with_their_worker() {

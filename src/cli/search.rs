@@ -21,6 +21,7 @@ use super::known_answer::{self, Answer};
 use super::{SearchArgs, check, print_result, report, slots};
 use crate::config::Plan;
 use crate::device::DeviceFacts;
+use crate::device::facts::{HostLimits, limits};
 use crate::error::Error;
 use crate::exit_code;
 use crate::model::Registry;
@@ -33,6 +34,7 @@ use crate::search::{Ask, History, strategy};
 use crate::text::{harmless, with_causes};
 use crate::trial::journal::{self, Header, Journal, StudyLock};
 use crate::trial::{Interrupt, Outlook, Point, TrialRecord};
+use crate::units::Bytes;
 
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let loaded = check::load(&args.plan, registry)?;
@@ -45,6 +47,9 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         return Ok(exit_code::SAFE);
     }
     refuse_config_as_output(args)?;
+    if plan.launcher.is_none() {
+        warn_of_address_space(&limits(Path::new("/")));
+    }
     let folder = args.study.clone().unwrap_or_else(|| default_study(&plan.name));
     let lock = StudyLock::acquire(&folder).map_err(|error| Error::Driver(DriverError::Journal(error)))?;
     let interrupt = Interrupt::default();
@@ -111,6 +116,18 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     match result.unwritten {
         Some(error) => Err(error.into()),
         None => Ok(exit_code_of(&result.end)),
+    }
+}
+
+/// Under `ulimit -v` programs are refused memory that the host has, which nobody looks for there.
+fn warn_of_address_space(limits: &HostLimits) {
+    let (Some(addresses), Some(host)) = (limits.address_space_bytes, limits.memory) else { return };
+    if addresses < host.total_bytes {
+        say(&format!(
+            "warning: each process may map {} and not the host's {} (hint: `ulimit -v unlimited`)",
+            Bytes(addresses),
+            Bytes(host.total_bytes)
+        ));
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! In a container the machine's own figures mislead, so memory is what the control groups leave: the smallest limit
 //! on the way from this process's group to the root, less what that group uses and the kernel cannot drop (page cache
-//! that is not in use does not count). Both hierarchies of Linux are read, version 2 (`memory.max`) and version 1
+//! that is not in use does not count). Where the addresses that a process may map are limited (`ulimit -v`), those that
+//! are left bound it too. Both hierarchies of Linux are read, version 2 (`memory.max`) and version 1
 //! (`memory.limit_in_bytes`), and `/proc/meminfo` bounds either.
 //!
 //! Every function takes the root directory of the files it reads, `/` outside of tests, and answers something sensible
@@ -14,6 +15,7 @@ use std::path::{Component, Path, PathBuf};
 
 mod limits;
 
+use limits::address_space;
 pub use limits::{HostLimits, Room, Usage, limits};
 
 /// The most that is read of any one file: they are short, and their content is the kernel's.
@@ -26,6 +28,16 @@ pub struct HostMemory {
     pub total_bytes: u64,
     /// What is left of it.
     pub available_bytes: u64,
+}
+
+impl HostMemory {
+    /// The same under one more limit.
+    fn under(self, limit: Self) -> Self {
+        Self {
+            total_bytes: self.total_bytes.min(limit.total_bytes),
+            available_bytes: self.available_bytes.min(limit.available_bytes),
+        }
+    }
 }
 
 /// This process's memory, and what it could have beside it.
@@ -60,18 +72,19 @@ pub fn memory(root: &Path) -> HostMemory {
     known_memory(root).unwrap_or(HostMemory { total_bytes: 0, available_bytes: 0 })
 }
 
+/// What the host leaves, and the addresses that this process may still map.
 fn known_memory(root: &Path) -> Option<HostMemory> {
+    let host = host_memory(root)?;
+    Some(address_space(root).map_or(host, |addresses| host.under(addresses)))
+}
+
+fn host_memory(root: &Path) -> Option<HostMemory> {
     let meminfo = read(&root.join("proc/meminfo"));
     let total_bytes = bytes_of(&meminfo, "MemTotal:")?;
     let available_bytes = bytes_of(&meminfo, "MemAvailable:").or_else(|| bytes_of(&meminfo, "MemFree:"))?;
-    let host = control_groups(root, "memory").iter().filter_map(|group| group_memory(group)).fold(
-        HostMemory { total_bytes, available_bytes },
-        |host, group| HostMemory {
-            total_bytes: host.total_bytes.min(group.total_bytes),
-            available_bytes: host.available_bytes.min(group.available_bytes),
-        },
-    );
-    Some(host)
+    let groups = control_groups(root, "memory");
+    let groups = groups.iter().filter_map(|group| group_memory(group));
+    Some(groups.fold(HostMemory { total_bytes, available_bytes }, HostMemory::under))
 }
 
 /// The names of one hierarchy's files.
@@ -250,6 +263,24 @@ mod tests {
             ("sys/fs/cgroup/memory/memory.usage_in_bytes", "1\n"),
         ]);
         assert_eq!(memory(root.path()).total_bytes, 16 * GIB);
+    }
+
+    #[test]
+    fn the_addresses_that_may_be_mapped_bound_the_memory() {
+        let limits = |soft: &str| ("proc/self/limits", format!("Max address space         {soft}  unlimited  bytes\n"));
+        let host = |soft: &str, mapped: &str| {
+            let (path, text) = limits(soft);
+            memory(root(&[MEMINFO, (path, &text), ("proc/self/status", mapped)]).path())
+        };
+        let bounded = HostMemory { total_bytes: 4 * GIB, available_bytes: 3 * GIB };
+        assert_eq!(host("4294967296", "VmSize:\t 1048576 kB\n"), bounded);
+        // It has more than a limit that was set later.
+        assert_eq!(host("4294967296", "VmSize:\t 9437184 kB\n").available_bytes, 0);
+        let free = HostMemory { total_bytes: 16 * GIB, available_bytes: 8 * GIB };
+        for soft in ["unlimited", "much", "99999999999999"] {
+            assert_eq!(host(soft, "VmSize:\t 1048576 kB\n"), free, "{soft}");
+        }
+        assert_eq!(host("4294967296", "").available_bytes, 4 * GIB);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The host: memory, shared memory, processes, processors, files, locked pages.
+//! The host: memory, address space, shared memory, processes, processors, files, locked pages.
 
 use super::{Finding, Level};
 use crate::device::facts::{HostLimits, Room, Usage};
@@ -24,6 +24,7 @@ const LITTLE_LOCKED_BYTES: u64 = GIB;
 pub(super) fn examine(host: &HostLimits) -> Vec<Finding> {
     vec![
         memory(host),
+        address_space(host.address_space_bytes),
         shared_memory(host.shared_memory),
         processes(host.processes),
         processors(host.cpus, host.quota_cpus),
@@ -49,6 +50,18 @@ fn memory(host: &HostLimits) -> Finding {
         .advise("raise the container's memory limit (`docker run --memory`, `sbatch --mem`), or end what uses it");
     }
     Finding::new("host_memory", Level::Fine, found, "the smallest limit of the control groups counts")
+}
+
+fn address_space(limit: Option<u64>) -> Finding {
+    let Some(limit) = limit else { return unknown("address_space", "the limit of the address space") };
+    if limit == u64::MAX {
+        let meaning = "memory ends where the host's does";
+        return Finding::new("address_space", Level::Fine, "no limit of the address space", meaning);
+    }
+    // Libraries, stacks and files are mapped and not used; CUDA reserves addresses for the memory of host and cards.
+    let meaning = "a program is refused memory while the host has plenty, and CUDA, which reserves more addresses than a card has memory, may not start";
+    Finding::new("address_space", Level::Warning, format!("{} of address space at most", Bytes(limit)), meaning)
+        .advise("`ulimit -v unlimited`, or no `-v` in what the batch system sets")
 }
 
 fn shared_memory(room: Option<Room>) -> Finding {

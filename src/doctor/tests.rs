@@ -37,6 +37,7 @@ fn sound() -> Facts {
         links: Vec::new(),
         host: HostLimits {
             memory: Some(HostMemory { total_bytes: 128 * GIB, available_bytes: 100 * GIB }),
+            address_space_bytes: Some(u64::MAX),
             shared_memory: Some(Room { total_bytes: 64 * GIB, free_bytes: 64 * GIB }),
             processes: None,
             locked_bytes: Some(u64::MAX),
@@ -258,11 +259,12 @@ fn the_hosts_limits_are_judged_each_at_its_line() {
     assert_eq!(host(|host| host.quota_cpus = Some(16.0)).1, []);
     assert_eq!(host(|host| host.open_files = Some(1024)).1, [("open_files", Level::Warning)]);
     assert_eq!(host(|host| host.open_files = Some(64)).0, Status::Problem);
+    assert_eq!(host(|host| host.address_space_bytes = Some(8 * GIB)).1, [("address_space", Level::Warning)]);
     assert_eq!(host(|host| host.locked_bytes = Some(8 * MIB)).1, [("locked_memory", Level::Note)]);
     let poor = host(|host| host.memory = Some(HostMemory { total_bytes: 2 * GIB, available_bytes: GIB }));
     assert_eq!(poor.1, [("host_memory", Level::Warning)]);
     let silent = changed(|facts| facts.host = HostLimits { cpus: 1, ..HostLimits::default() });
-    assert_eq!(silent.1.iter().filter(|(_, level)| *level == Level::Note).count(), 3);
+    assert_eq!(silent.1.iter().filter(|(_, level)| *level == Level::Note).count(), 4);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use batchtune::device::DeviceFacts;
 use batchtune::memory::MemorySample;
-use batchtune::trial::exit_status::{FAR_OVER_LIMIT, LEASE_EXPIRED};
+use batchtune::trial::exit_status::{FAR_OVER_LIMIT, HOST_OUT_OF_MEMORY, LEASE_EXPIRED};
 use batchtune::trial::launcher::Place;
 use batchtune::trial::outcome::{Measurement, StepTimes};
 use batchtune::trial::protocol::{FromWorker, MAX_LINE_BYTES, PROTOCOL, Refusal, ToWorker};
@@ -180,6 +180,7 @@ fn misbehave(part: &str, trial: &TrialSpec, stage: &mut dyn Write) -> Option<Exi
             say(stage, &FromWorker::Sample { trial: trial.id, sample: MemorySample::default() });
             return Some(ExitCode::from(LEASE_EXPIRED as u8));
         }
+        "is_refused_memory" => return Some(ExitCode::from(HOST_OUT_OF_MEMORY as u8)),
         "goes_far_over_the_limit" => return Some(ExitCode::from(FAR_OVER_LIMIT as u8)),
         "is_killed_for_host_memory" => {
             let counter = std::env::var(OOM_COUNTER).expect("the counter is set");

@@ -10,12 +10,37 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::sys::signal::Signal;
 
 use super::recorder;
+use crate::trial::exit_status;
+
+/// Whether the system ever refused memory to this process.
+static REFUSED: AtomicBool = AtomicBool::new(false);
 
 /// The system's allocator with the virtual device's hook in it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TensorAllocator;
+
+/// Has this process leave with [`exit_status::HOST_OUT_OF_MEMORY`] where it would abort for want of memory.
+///
+/// What asked in vain may do without, as a decoder does of an image that cannot be; so a refusal alone is no reason to
+/// leave. A `Vec` cannot, and aborts: SIGABRT, which others raise too, is taken for it once memory was refused.
+pub fn leave_where_memory_is_refused() -> io::Result<()> {
+    signal_hook::flag::register_conditional_shutdown(Signal::SIGABRT as i32, exit_status::HOST_OUT_OF_MEMORY, &REFUSED)
+        .map(|_| ())
+}
+
+/// Notes whether the system refused.
+fn noted(pointer: *mut u8) -> *mut u8 {
+    if pointer.is_null() {
+        REFUSED.store(true, Ordering::SeqCst);
+    }
+    pointer
+}
 
 /// Whether memory of this layout can be a tensor's.
 fn is_tensor(layout: Layout) -> bool {
@@ -27,7 +52,7 @@ fn is_tensor(layout: Layout) -> bool {
 unsafe impl GlobalAlloc for TensorAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are the system allocator's.
-        let pointer = unsafe { System.alloc(layout) };
+        let pointer = noted(unsafe { System.alloc(layout) });
         if recorder::is_watching() && is_tensor(layout) && !pointer.is_null() {
             recorder::allocated(pointer.addr(), layout.size());
         }
@@ -36,7 +61,7 @@ unsafe impl GlobalAlloc for TensorAllocator {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are the system allocator's.
-        let pointer = unsafe { System.alloc_zeroed(layout) };
+        let pointer = noted(unsafe { System.alloc_zeroed(layout) });
         if recorder::is_watching() && is_tensor(layout) && !pointer.is_null() {
             recorder::allocated(pointer.addr(), layout.size());
         }
@@ -56,7 +81,7 @@ unsafe impl GlobalAlloc for TensorAllocator {
         // Forgotten before the move: afterwards another thread may own the old address.
         let before = if watched { recorder::reallocating(pointer.addr()) } else { None };
         // SAFETY: the caller's promises are the system allocator's.
-        let moved = unsafe { System.realloc(pointer, layout, new_size) };
+        let moved = noted(unsafe { System.realloc(pointer, layout, new_size) });
         if watched {
             if moved.is_null() {
                 recorder::not_reallocated(pointer.addr(), before);

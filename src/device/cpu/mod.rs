@@ -29,7 +29,7 @@ mod recorder;
 #[cfg(test)]
 mod tests;
 
-pub use allocator::{TensorAllocator, installed};
+pub use allocator::{TensorAllocator, installed, leave_where_memory_is_refused};
 
 /// Live bytes may pass the limit by half of it, and by this much at least, before the process leaves.
 const FAR_OVER_MARGIN_BYTES: u64 = 256 * MIB;

@@ -290,11 +290,32 @@ fn goes_far_over_the_limit() {
 }
 
 #[test]
+#[ignore = "ends the process; run by `a_process_that_is_refused_memory_leaves_with_its_own_status`"]
+fn is_refused_memory() {
+    leave_where_memory_is_refused().unwrap();
+    // This one is done without.
+    assert!(Vec::<u8>::new().try_reserve(isize::MAX.unsigned_abs()).is_err());
+    let _all_addresses = Vec::<u8>::with_capacity(std::hint::black_box(isize::MAX.unsigned_abs()));
+    unreachable!("there are not so many addresses");
+}
+
+#[test]
 fn a_process_far_over_the_limit_leaves_with_its_own_status() {
+    assert_eq!(status_of("goes_far_over_the_limit"), Some(exit_status::FAR_OVER_LIMIT));
+}
+
+#[test]
+fn a_process_that_is_refused_memory_leaves_with_its_own_status() {
+    assert_eq!(status_of("is_refused_memory"), Some(exit_status::HOST_OUT_OF_MEMORY));
+}
+
+/// What a process leaves with that runs this test.
+fn status_of(test: &str) -> Option<i32> {
     let status = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "device::cpu::tests::goes_far_over_the_limit"])
+        .args(["--ignored", "--exact", &format!("device::cpu::tests::{test}")])
         .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
         .status()
         .unwrap();
-    assert_eq!(status.code(), Some(exit_status::FAR_OVER_LIMIT));
+    status.code()
 }

@@ -7,13 +7,18 @@ use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
 
-use super::{HostMemory, control_groups, cpus, known_memory, read};
+use super::{HostMemory, bytes_of, control_groups, cpus, host_memory, read};
+
+/// The row of `ulimit -v`.
+const ADDRESS_SPACE: &str = "Max address space";
 
 /// The host's limits, each `None` where the kernel does not tell it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostLimits {
     /// Memory, as the control groups leave it.
     pub memory: Option<HostMemory>,
+    /// Addresses that a process may map, in bytes; `u64::MAX` without a limit.
+    pub address_space_bytes: Option<u64>,
     /// `/dev/shm`.
     pub shared_memory: Option<Room>,
     /// Processes and threads under the control groups' limit; `None` without one.
@@ -50,7 +55,8 @@ pub struct Usage {
 pub fn limits(root: &Path) -> HostLimits {
     let own = read(&root.join("proc/self/limits"));
     HostLimits {
-        memory: known_memory(root),
+        memory: host_memory(root),
+        address_space_bytes: soft_limit(&own, ADDRESS_SPACE),
         shared_memory: room(&root.join("dev/shm")),
         processes: processes(root),
         locked_bytes: soft_limit(&own, "Max locked memory"),
@@ -58,6 +64,15 @@ pub fn limits(root: &Path) -> HostLimits {
         cpus: cpus(root),
         quota_cpus: quota_cpus(root),
     }
+}
+
+/// The addresses that this process may map, and those that are left of them; `None` without a limit. Mapped is more than
+/// used: every thread has a stack and may have an arena.
+pub(super) fn address_space(root: &Path) -> Option<HostMemory> {
+    let total_bytes =
+        soft_limit(&read(&root.join("proc/self/limits")), ADDRESS_SPACE).filter(|&bytes| bytes != u64::MAX)?;
+    let mapped_bytes = bytes_of(&read(&root.join("proc/self/status")), "VmSize:").unwrap_or(0);
+    Some(HostMemory { total_bytes, available_bytes: total_bytes.saturating_sub(mapped_bytes) })
 }
 
 fn room(directory: &Path) -> Option<Room> {
@@ -109,7 +124,8 @@ mod tests {
 
     const LIMITS: &str = "Limit                     Soft Limit           Hard Limit           Units\n\
                           Max open files            1024                 524288               files\n\
-                          Max locked memory         unlimited            unlimited            bytes\n";
+                          Max locked memory         unlimited            unlimited            bytes\n\
+                              Max address space         8589934592           unlimited            bytes\n";
 
     #[test]
     fn version_2_takes_the_tightest_group() {
@@ -127,6 +143,7 @@ mod tests {
         assert_eq!(found.processes, Some(Usage { used: 500, limit: 512 }));
         assert_eq!(found.quota_cpus, Some(2.5));
         assert_eq!((found.open_files, found.locked_bytes), (Some(1024), Some(u64::MAX)));
+        assert_eq!(found.address_space_bytes, Some(8 << 30));
     }
 
     #[test]

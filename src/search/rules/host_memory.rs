@@ -10,7 +10,7 @@
 //! ```
 //!
 //! *Held* is what the kernel could not drop of the worker's resident memory; *available* is the least that any control
-//! group on the way to the root and the machine itself have left ([`crate::device::facts`]). What other processes hold
+//! group on the way to the root, the machine itself and `ulimit -v` have left ([`crate::device::facts`]). What other processes hold
 //! is in neither, so the sum is what the worker could grow to before something is killed.
 //!
 //! Before more is kept ready than was when a point was measured, the same limit is held against what that would take

@@ -10,7 +10,7 @@ use super::pause::LastLook;
 use super::reader::printable;
 use super::{ProcessConfig, TICK};
 use crate::trial::executor::Observation;
-use crate::trial::exit_status::FAR_OVER_LIMIT;
+use crate::trial::exit_status::{FAR_OVER_LIMIT, HOST_OUT_OF_MEMORY};
 use crate::trial::outcome::{Outcome, TrialRecord};
 use crate::trial::protocol::{FromWorker, ToWorker};
 use crate::trial::spec::TrialId;
@@ -262,7 +262,9 @@ impl<'a> Watch<'a> {
                 phase: None,
             };
         }
-        if signal == Some(Signal::SIGKILL as i32) && self.config.oom_kills.count() > self.oom_kills {
+        let is_refused = signal.is_none() && status == Some(HOST_OUT_OF_MEMORY);
+        let is_killed = signal == Some(Signal::SIGKILL as i32) && self.config.oom_kills.count() > self.oom_kills;
+        if is_refused || is_killed {
             return Outcome::HostOutOfMemory;
         }
         if signal.is_none() && self.torn {

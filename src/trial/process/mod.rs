@@ -9,6 +9,7 @@
 //! |---|---|
 //! | an `ended` line | what it says, whatever the exit status is afterwards |
 //! | exit status [`FAR_OVER_LIMIT`](super::exit_status::FAR_OVER_LIMIT) | out of memory |
+//! | exit status [`HOST_OUT_OF_MEMORY`](super::exit_status::HOST_OUT_OF_MEMORY) | host out of memory |
 //! | SIGKILL that was not ours, and the cgroup's `oom_kill` counter rose | host out of memory |
 //! | any other signal | crashed, with the signal |
 //! | any exit status without an `ended` line, 0 too | crashed, with the status |

@@ -12,7 +12,8 @@
 //!   end as soon as it has started it.
 //! - It leaves when it hears nothing of the driver for as long as its lease: behind a launcher its input may stay open
 //!   when the driver, or all that is in between, is gone.
-//! - When the host runs out of memory it is the first to go (`oom_score_adj`), not the driver and not a stranger.
+//! - When the host runs out of memory it is the first to go (`oom_score_adj`), not the driver and not a stranger. Where it
+//!   is refused memory (`ulimit -v`) and would abort, it leaves with a status that says so.
 //!
 //! [`serve`] is the conversation without the process around it. Only a worker opens a device.
 
@@ -31,6 +32,7 @@ use nix::unistd::{dup2_stdout, getppid};
 use super::exit_status::{DONE, ORPHANED};
 use super::launcher::Place;
 use super::protocol::{FromWorker, PROTOCOL, Refusal};
+use crate::device::cpu::leave_where_memory_is_refused;
 use crate::model::Registry;
 
 mod feed;
@@ -98,6 +100,9 @@ fn count_processors_here() {
 fn run(registry: &Registry) -> ExitCode {
     // Not allowed in some containers, and then the kernel's own choice stands.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
+    if let Err(error) = leave_where_memory_is_refused() {
+        tracing::debug!("want of host memory will be told as SIGABRT: {error}");
+    }
     let output = match claim_stdout() {
         Ok(output) => output,
         Err(error) => {
