@@ -237,6 +237,10 @@ fn forecasts_of_what_is_none_are_one_clear_error_each() {
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         assert!(stderr(&output).contains(words), "{}", stderr(&output));
     }
+    let swapped = ["--batches", "3,2", "--to", "8"];
+    let output = tune(folder.path()).arg("forecast").args([&two, &three]).args(swapped).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(told.contains("the two may be swapped"), "{told}");
 }
 
 #[test]

@@ -35,6 +35,11 @@ pub enum Reason {
         /// Whether they are few enough to be continued by a line, so that the run is still replayed.
         are_continued: bool,
     },
+    /// The probe at a larger batch asks for less, allocation by allocation: it is not what it was said to be.
+    Shrinking {
+        /// The two batch sizes, the smaller one first.
+        batch_sizes: [usize; 2],
+    },
     /// The probes do not align.
     Misaligned(Difference),
     /// There are no two probes at different batch sizes of 2 or more.
@@ -69,6 +74,11 @@ impl fmt::Display for Reason {
                     "lines through the probes' peaks are used"
                 })
             }
+            Self::Shrinking { batch_sizes: [smaller, larger] } => write!(
+                f,
+                "the probe at a batch of {larger} asks for less memory than the one at {smaller}, so the two may be \
+                 swapped; lines through the probes' peaks are used"
+            ),
             Self::Misaligned(difference) => write!(f, "{difference}; lines through the probes' peaks are used"),
             Self::TooFewProbes { usable } => write!(
                 f,
@@ -119,6 +129,9 @@ pub(super) fn basis(probes: &[Probed]) -> (Basis, Reason) {
     if probes.iter().any(|probe| probe.recording.allocations() == 0) {
         return (Basis::Nothing, Reason::NothingRecorded);
     }
+    if let Some(batch_sizes) = shrinking(probes) {
+        return (Basis::Peaks, Reason::Shrinking { batch_sizes });
+    }
     for other in others {
         let batch_sizes = [first.batch_size, other.batch_size];
         if let Err(difference) = align(batch_sizes, &first.recording, &other.recording) {
@@ -126,6 +139,16 @@ pub(super) fn basis(probes: &[Probed]) -> (Basis, Reason) {
         }
     }
     fit_all(probes)
+}
+
+/// Two neighbours of which the larger batch asks for less in as many allocations.
+fn shrinking(probes: &[Probed]) -> Option<[usize; 2]> {
+    let asked = |probe: &Probed| probe.recording.sizes().map(u128::from).sum::<u128>();
+    probes.windows(2).find_map(|pair| {
+        let [low, high] = pair else { return None };
+        let as_many = low.recording.allocations() == high.recording.allocations();
+        (as_many && asked(high) < asked(low)).then_some([low.batch_size, high.batch_size])
+    })
 }
 
 /// Fits every allocation of probes that align.

@@ -77,7 +77,7 @@ impl Forecaster {
         Ok(Report {
             method: self.method(),
             error_percent: self.error_percent_by(lines, conditions.make_policy),
-            reason: self.reason.to_string(),
+            reason: self.reason_by(lines),
             doubtful_allocations: self.doubtful_allocations(),
             points: request.batch_sizes.iter().filter_map(point).collect::<Result<_, _>>()?,
             largest_batch_size: self.largest_by(lines, request, conditions)?,
@@ -120,6 +120,15 @@ impl Forecaster {
         let forecast = replay(RunEvents::new(&first.recording, Some(judged), script), make_policy(u64::MAX));
         let actual = measured(last.batch_size, &last.recording, make_policy);
         Some(Peaks::of(&forecast).error_percent(&actual))
+    }
+
+    /// The reason, with what the peaks say of recordings that cannot be compared otherwise.
+    fn reason_by(&self, lines: Option<&PeakLines>) -> String {
+        let says_nothing_of_it = matches!(self.reason, Reason::Misaligned(_));
+        if says_nothing_of_it && lines.is_some_and(|lines| !lines.grow()) {
+            return format!("{}, which do not grow with the batch: the recordings may be swapped", self.reason);
+        }
+        self.reason.to_string()
     }
 
     fn point_by(

@@ -382,3 +382,21 @@ fn what_no_address_space_holds_fits_nowhere_and_has_no_figures() {
         }
     }
 }
+
+#[test]
+fn recordings_named_in_the_wrong_order_are_found_out() {
+    let activation = Call::Allocate { constant: 0, per_sample: MIB, stream: 0 };
+    let step = [Call::Step, Call::Allocate { constant: MIB, per_sample: 0, stream: 0 }, activation, Call::Free(1)];
+    let program = step.repeat(4);
+    let swapped = forecaster(&[(2, record(&program, 3, 0)), (3, record(&program, 2, 0))]);
+    assert_eq!((swapped.method(), swapped.reason()), (Method::Affine, Reason::Shrinking { batch_sizes: [2, 3] }));
+    let told = |forecaster: &Forecaster| forecaster.report(&Request::of(&[8]), &unlimited()).unwrap().reason;
+    assert!(told(&swapped).contains("a batch of 3 asks for less memory than the one at 2"), "{}", told(&swapped));
+    // Where they do other things as well, the peaks tell.
+    let other = [program.clone(), vec![Call::Allocate { constant: 1, per_sample: 0, stream: 0 }]].concat();
+    let swapped = forecaster(&[(2, record(&program, 8, 0)), (3, record(&other, 2, 0))]);
+    assert!(matches!(swapped.reason(), Reason::Misaligned(_)));
+    assert!(told(&swapped).ends_with("the recordings may be swapped"), "{}", told(&swapped));
+    let in_order = forecaster(&[(2, record(&program, 2, 0)), (3, record(&other, 8, 0))]);
+    assert!(!told(&in_order).contains("swapped"), "{}", told(&in_order));
+}
