@@ -17,6 +17,9 @@ const COMPARISON_FILE_NAME: &str = "comparison.html";
 
 pub(super) fn run(args: &ReportArgs) -> Result<u8, Error> {
     let journals = args.studies.iter().map(|study| read(study)).collect::<Result<Vec<Contents>, Error>>()?;
+    for (study, journal) in args.studies.iter().zip(&journals) {
+        remark(study, journal);
+    }
     let (page, name) = match journals.as_slice() {
         [left, right] => (html::comparison(left, right), COMPARISON_FILE_NAME),
         [one, ..] => (html::page(one), html::FILE_NAME),
@@ -32,6 +35,18 @@ pub(super) fn run(args: &ReportArgs) -> Result<u8, Error> {
     write_whole(&output, page.as_bytes())?;
     say(&format!("report: {}", output.display()));
     Ok(exit_code::SAFE)
+}
+
+/// What the page does not show, and what its times say of this machine's clock.
+fn remark(study: &Path, journal: &Contents) {
+    let study = study.display();
+    for what in html::left_out(journal) {
+        say(&format!("warning: `{study}`: left out of the page, since it cannot be: {what}"));
+    }
+    let started = &journal.header.started;
+    if started.parse::<jiff::Timestamp>().is_ok_and(|started| started > jiff::Timestamp::now()) {
+        say(&format!("warning: `{study}` is of a study that began in the future, at {started} by its own clock"));
+    }
 }
 
 /// Writes the page of the study in `folder` beside its journal, and gives its path.

@@ -43,6 +43,9 @@ fn why(study: &Study<'_>, status: Status) -> Vec<String> {
     if study.is_unreadable {
         lines.push("The journal's last recommendation is not one that this version can read.".to_owned());
     }
+    if !study.left_out.is_empty() {
+        lines.push(format!("Left out, since it cannot be: {}.", study.left_out.join("; ")));
+    }
     match status {
         Status::Safe => lines.push(
             "The fastest point that meets the target and passed a soak: a long run with an evaluation pass and a \

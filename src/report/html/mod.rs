@@ -22,6 +22,7 @@ mod compare;
 mod document;
 mod environment;
 mod fragmentation;
+mod impossible;
 mod loader;
 mod long_run;
 pub mod markup;
@@ -69,6 +70,11 @@ pub fn page(journal: &Contents) -> String {
         Section::new("environment", "Environment", |html| environment::write(&study, html)),
     ];
     document::page(study.name(), &lead, &sections)
+}
+
+/// What of a journal its page leaves out, since it cannot be.
+pub fn left_out(journal: &Contents) -> Vec<String> {
+    Study::new(journal).left_out
 }
 
 /// The block map of a study, or why there is none.

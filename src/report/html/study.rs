@@ -5,6 +5,7 @@
 
 use serde_json::Value;
 
+use super::impossible::{Impossible, of_curve, of_point, of_run, of_trial};
 use crate::device::DeviceFacts;
 use crate::memory::FragmentationMetric;
 use crate::memory::blocks::BlockMap;
@@ -14,7 +15,7 @@ use crate::report::recommendation::Recommended;
 use crate::search::JudgedTrial;
 use crate::trial::journal::{Contents, Entry, Header};
 use crate::trial::outlook::PlayedRun;
-use crate::trial::{Outlook, Point, TrialSpec};
+use crate::trial::{Outlook, Point, TrialRecord, TrialSpec};
 
 /// A study.
 pub(super) struct Study<'a> {
@@ -35,6 +36,20 @@ pub(super) struct Study<'a> {
     /// Whole runs that were forecast, in order.
     pub(super) whole_runs: Vec<(&'a Point, &'a Outlook, &'a [PlayedRun])>,
     pub(super) unknown_entries: usize,
+    /// What the journal says and cannot be, each in a sentence.
+    pub(super) left_out: Vec<String>,
+}
+
+/// Whether an entry says what can be.
+fn check(entry: &Entry) -> Result<(), Impossible> {
+    match entry {
+        Entry::TrialStarted { spec } => of_point(&spec.point),
+        Entry::TrialEnded { record, .. } => of_trial(record),
+        Entry::Skipped { point, .. } | Entry::BlockMap { point, .. } => of_point(point),
+        Entry::WholeRun { point, outlook, runs } => of_run(point, outlook, runs),
+        Entry::Forecast { curve } => of_curve(curve),
+        Entry::Device { .. } | Entry::Recommended { .. } | Entry::Concluded { .. } => Ok(()),
+    }
 }
 
 impl<'a> Study<'a> {
@@ -53,9 +68,13 @@ impl<'a> Study<'a> {
             map: None,
             whole_runs: Vec::new(),
             unknown_entries: contents.unknown_entries,
+            left_out: Vec::new(),
         };
         for entry in &contents.entries {
-            study.read(entry);
+            match check(entry) {
+                Ok(()) => study.read(entry),
+                Err(why) => study.leave_out(entry, &why),
+            }
         }
         study
     }
@@ -83,9 +102,13 @@ impl<'a> Study<'a> {
                 }
             }
             Entry::Recommended { recommendation } => {
-                let read = serde_json::from_value(recommendation.clone());
+                let read = serde_json::from_value::<Recommendation>(recommendation.clone());
                 self.is_unreadable = read.is_err();
                 self.recommendation = read.ok();
+                if let Some(Err(why)) = self.recommendation.as_ref().map(Recommendation::validate) {
+                    self.left_out.push(format!("a recommendation: {why}"));
+                    self.recommendation = None;
+                }
             }
             Entry::Forecast { curve } => self.curve = Some(curve),
             Entry::BlockMap { point, map } => self.map = Some((point, map)),
@@ -96,6 +119,26 @@ impl<'a> Study<'a> {
                 self.whole_runs.push((point, outlook, runs));
             }
             Entry::Concluded { status } => self.conclusion = Some(status),
+        }
+    }
+
+    fn leave_out(&mut self, entry: &Entry, why: &Impossible) {
+        if let Entry::TrialEnded { record, .. } = entry {
+            self.unfinished.retain(|spec| spec.id != record.spec.id);
+        }
+        let what = match entry {
+            Entry::TrialStarted { spec } | Entry::TrialEnded { record: TrialRecord { spec, .. }, .. } => {
+                format!("trial {}", spec.id)
+            }
+            Entry::Forecast { .. } => "the forecast".to_owned(),
+            Entry::BlockMap { .. } => "the map of the blocks".to_owned(),
+            Entry::WholeRun { .. } => "a whole run".to_owned(),
+            _ => "a point that was skipped".to_owned(),
+        };
+        let remark = format!("{what}: {why}");
+        // A trial begins and ends.
+        if !self.left_out.contains(&remark) {
+            self.left_out.push(remark);
         }
     }
 

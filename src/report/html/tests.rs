@@ -270,3 +270,55 @@ fn two_studies_stand_side_by_side() {
     assert!(page.contains("limit of toy under 2.0 GiB"));
     assert_eq!(page.matches("id=\"throughput\"").count(), 1);
 }
+
+#[test]
+fn what_cannot_be_is_left_out_with_a_remark() {
+    type Change = fn(&mut TrialRecord);
+    let cases: [(&str, Change); 7] = [
+        ("`batch_size: 0`", |record| record.spec.point.batch_size = 0),
+        ("`accumulation_steps: 0`", |record| record.spec.point.accumulation_steps = 0),
+        ("`seconds: -3.0`", |record| record.seconds = -3.0),
+        ("`samples_per_second: NaN`", |record| {
+            record.measurement = Some(Measurement { samples_per_second: f64::NAN, ..Measurement::default() });
+        }),
+        ("`rates.peak: 1.5`", |record| record.samples[0].rates.peak = Some(1.5)),
+        ("step 4 comes after", |record| record.samples[0].step = 9),
+        ("`step: 4000000000`", |record| record.samples.last_mut().unwrap().step = 4_000_000_000),
+    ];
+    for (words, change) in cases {
+        let mut record = trial(2, 8, 3);
+        change(&mut record);
+        let started = Entry::TrialStarted { spec: record.spec.clone() };
+        let journal = contents(vec![device(), ended(trial(1, 4, 3)), started, ended(record)]);
+        let told = left_out(&journal);
+        assert!(told.len() == 1 && told[0].starts_with("trial 2: ") && told[0].contains(words), "{told:?}");
+        let page = page(&journal);
+        sound(&page.replace("NaN`", ""));
+        assert!(page.contains("Left out, since it cannot be: trial 2: "), "{words}");
+        assert!(page.contains("1 trial so far") && !page.contains("has no end in the journal"), "{words}");
+    }
+}
+
+#[test]
+fn forecasts_and_recommendations_that_cannot_be_are_left_out() {
+    let point_of = |batch_size| CurvePoint { batch_size, peak_allocated_bytes: 1, peak_reserved_bytes: 1, fits: true };
+    let curve = Curve {
+        method: Method::Exact,
+        reason: String::new(),
+        limit_bytes: GIB,
+        accumulation_steps: 1,
+        points: vec![point_of(2), point_of(0)],
+    };
+    let outlook = crate::trial::Outlook { steps: 3_000_000_000, ..crate::trial::Outlook::unknown(String::new()) };
+    let entries = vec![
+        Entry::Forecast { curve },
+        Entry::WholeRun { point: point(4), outlook, runs: Vec::new() },
+        Entry::Skipped { point: point(0), reason: "it is nothing".to_owned() },
+    ];
+    let told = left_out(&contents(entries.clone()));
+    assert_eq!(told.len(), 3, "{told:?}");
+    assert!(told[0].starts_with("the forecast: ") && told[1].starts_with("a whole run: `steps"), "{told:?}");
+    let page = page(&contents(entries));
+    sound(&page);
+    assert!(!page.contains("it is nothing"));
+}

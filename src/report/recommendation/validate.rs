@@ -78,7 +78,7 @@ pub enum Impossible {
 
 impl Recommendation {
     /// Refuses what cannot be launched as it stands.
-    pub(super) fn validate(&self) -> Result<(), Impossible> {
+    pub(in crate::report) fn validate(&self) -> Result<(), Impossible> {
         let recommended = match (self.status, &self.recommended) {
             (Status::None, None) => return Ok(()),
             (Status::None, Some(_)) => return Err(Impossible::NothingFound),
