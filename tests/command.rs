@@ -3,37 +3,25 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use batchtune::device::DeviceChoice;
-use batchtune::memory::{AllocatorKind, LimitSpec, Trim};
-use batchtune::train::GradientCheckpointing;
-use batchtune::trial::command::{CommandConfig, CommandExecutor, CommandSpec, Template};
-use batchtune::trial::process::{OomKills, Patience};
+use batchtune::trial::command::{CommandConfig, CommandExecutor, Template};
 use batchtune::trial::spec::trace_path;
-use batchtune::trial::{Executor, Interrupt, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec};
-use batchtune::units::{Bytes, GIB, MIB};
+use batchtune::trial::{Executor, Interrupt, Outcome, Purpose, TrialRecord};
+use batchtune::units::{GIB, MIB};
 use serde_json::Value;
 
-const TRAINER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_trainer.py");
+#[path = "workers/trainer.rs"]
+mod trainer;
+
+use trainer::{TRAINER, command, trial};
 
 /// A study folder with an executor of the fake trainer.
 struct Bench {
     folder: tempfile::TempDir,
     executor: CommandExecutor,
-}
-
-fn patience() -> Patience {
-    Patience {
-        start: Duration::from_secs(30),
-        build: Duration::from_secs(20),
-        step: Duration::from_secs(3),
-        kill: Duration::from_millis(300),
-        ..Patience::with_step_timeout(Duration::from_secs(1))
-    }
 }
 
 impl Bench {
@@ -43,28 +31,7 @@ impl Bench {
 
     fn with(options: &[&str], change: impl FnOnce(&mut CommandConfig)) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let usual = ["python3", TRAINER, "--batch-size={batch_size}", "--steps={steps}"];
-        let run = usual.iter().chain(options).map(|argument| Template::parse(argument).unwrap()).collect();
-        let mut config = CommandConfig {
-            command: CommandSpec {
-                run,
-                env: BTreeMap::new(),
-                cwd: Some(folder.path().to_owned()),
-                preload: Vec::new(),
-                timeout: Duration::from_secs(60),
-            },
-            precision: "bf16".to_owned(),
-            seed: 0,
-            replicas: 1,
-            device: DeviceChoice::Cpu,
-            limit: LimitSpec::Bytes(Bytes(GIB)),
-            allocator: AllocatorKind::Auto,
-            scratch: folder.path().to_owned(),
-            patience: patience(),
-            interrupt: Interrupt::default(),
-            deadline: None,
-            oom_kills: OomKills::default(),
-        };
+        let mut config = command(folder.path(), options);
         change(&mut config);
         let mut executor = CommandExecutor::new(config);
         executor.start().unwrap();
@@ -82,21 +49,6 @@ impl Bench {
         names.sort();
         names
     }
-}
-
-fn trial(purpose: Purpose, batch_size: usize) -> TrialSpec {
-    let point = Point {
-        batch_size,
-        accumulation_steps: 2,
-        loader_workers: 1,
-        prefetch_depth: 2,
-        device_prefetch: 0,
-        pin_memory: true,
-        gradient_checkpointing: GradientCheckpointing::None,
-        trim: Trim::Never,
-        alloc_conf: None,
-    };
-    TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 2, steps: 6, sample_every: 2, length: None }
 }
 
 #[test]

@@ -3,23 +3,21 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use batchtune::device::DeviceChoice;
-use batchtune::memory::{AllocatorKind, LimitSpec, Trim};
-use batchtune::train::GradientCheckpointing;
-use batchtune::trial::command::{CommandConfig, CommandExecutor, CommandSpec, Template};
-use batchtune::trial::process::{OomKills, Patience};
+use batchtune::trial::command::{CommandConfig, CommandExecutor, Template};
 use batchtune::trial::spec::trace_path;
-use batchtune::trial::{Executor, Observation, Outcome, Point, Purpose, TrialId, TrialRecord, TrialSpec};
-use batchtune::units::{Bytes, GIB, MIB};
+use batchtune::trial::{Executor, Observation, Outcome, Purpose, TrialRecord};
+use batchtune::units::{GIB, MIB};
 use serde_json::Value;
 
-const TRAINER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_trainer.py");
+#[path = "workers/trainer.rs"]
+mod trainer;
+
+use trainer::{TRAINER, command, trial};
 
 /// One trial at a time: each has four processes, and what one of them died of is seen for a moment only.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -37,34 +35,9 @@ impl Bench {
 
     fn with(options: &[&str], change: impl FnOnce(&mut CommandConfig)) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let usual = ["python3", TRAINER, "--batch-size={batch_size}", "--steps={steps}", "--ranks={replicas}"];
-        let run = usual.iter().chain(options).map(|argument| Template::parse(argument).unwrap()).collect();
-        let mut config = CommandConfig {
-            command: CommandSpec {
-                run,
-                env: BTreeMap::new(),
-                cwd: Some(folder.path().to_owned()),
-                preload: Vec::new(),
-                timeout: Duration::from_secs(60),
-            },
-            precision: "bf16".to_owned(),
-            seed: 0,
-            replicas: 3,
-            device: DeviceChoice::Cpu,
-            limit: LimitSpec::Bytes(Bytes(GIB)),
-            allocator: AllocatorKind::Auto,
-            scratch: folder.path().to_owned(),
-            patience: Patience {
-                start: Duration::from_secs(2),
-                build: Duration::from_secs(20),
-                step: Duration::from_secs(3),
-                kill: Duration::from_millis(300),
-                ..Patience::with_step_timeout(Duration::from_secs(1))
-            },
-            interrupt: batchtune::trial::Interrupt::default(),
-            deadline: None,
-            oom_kills: OomKills::default(),
-        };
+        let options = [&["--ranks={replicas}"][..], options].concat();
+        let mut config = CommandConfig { replicas: 3, ..command(folder.path(), &options) };
+        config.patience.start = Duration::from_secs(2);
         change(&mut config);
         let mut executor = CommandExecutor::new(config);
         executor.start().unwrap();
@@ -101,21 +74,6 @@ fn process_of(folder: &Path) -> Option<String> {
         let is_one = environment.windows(folder.len()).any(|part| part == folder.as_slice());
         is_one.then(|| path.display().to_string())
     })
-}
-
-fn trial(purpose: Purpose, batch_size: usize) -> TrialSpec {
-    let point = Point {
-        batch_size,
-        accumulation_steps: 2,
-        loader_workers: 1,
-        prefetch_depth: 2,
-        device_prefetch: 0,
-        pin_memory: true,
-        gradient_checkpointing: GradientCheckpointing::None,
-        trim: Trim::Never,
-        alloc_conf: None,
-    };
-    TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 2, steps: 6, sample_every: 2, length: None }
 }
 
 #[test]
