@@ -61,15 +61,15 @@ impl<'a> ConfigFile<'a> {
     /// Reads the file, which must be of this `model_type`.
     pub(super) fn open(path: &'a Path, family: &str, model_type: &str) -> Result<Self, ModelError> {
         let mut file = Self { path, text: String::new(), keys: Map::new() };
-        file.text = read_text(path, MAX_BYTES).map_err(|reason| file.error(None, reason))?;
+        file.text = read_text(path, MAX_BYTES).map_err(|reason| file.error(None, &reason))?;
         file.keys = match serde_json::from_str(&file.text) {
             Ok(Value::Object(keys)) => keys,
-            Ok(other) => return Err(file.error(None, format!("it is {}, expected keys in `{{…}}`", shown(&other)))),
+            Ok(other) => return Err(file.error(None, &format!("it is {}, expected keys in `{{…}}`", shown(&other)))),
             Err(error) => {
                 let place = Place { line: error.line(), column: error.column().max(1) };
                 let text = error.to_string();
                 let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
-                return Err(file.error(Some(place), format!("it is no JSON: {what}")));
+                return Err(file.error(Some(place), &format!("it is no JSON: {what}")));
             }
         };
         let keys = file.keys();
@@ -78,17 +78,19 @@ impl<'a> ConfigFile<'a> {
             Some(found) => format!("`{}`", found.escape_debug()),
             None => "missing".to_owned(),
         };
-        Err(keys
-            .error_at("model_type", format!("its `model_type` is {found}, and family `{family}` needs `{model_type}`")))
+        Err(keys.error_at(
+            "model_type",
+            &format!("its `model_type` is {found}, and family `{family}` needs `{model_type}`"),
+        ))
     }
 
     /// What it holds.
     pub(super) fn keys(&self) -> Keys<'_> {
-        Keys { file: self, keys: &self.keys, name: None }
+        Keys { file: self, values: &self.keys, name: None }
     }
 
-    fn error(&self, place: Option<Place>, reason: String) -> ModelError {
-        ModelError::Config { path: self.path.to_owned(), place, reason: harmless(&reason) }
+    fn error(&self, place: Option<Place>, reason: &str) -> ModelError {
+        ModelError::Config { path: self.path.to_owned(), place, reason: harmless(reason) }
     }
 }
 
@@ -144,7 +146,7 @@ impl<'a> Kind<'a> for &'a Map<String, Value> {
 /// The keys of the file, or of one object in it.
 pub(super) struct Keys<'a> {
     file: &'a ConfigFile<'a>,
-    keys: &'a Map<String, Value>,
+    values: &'a Map<String, Value>,
     /// The object's own key.
     name: Option<&'static str>,
 }
@@ -152,14 +154,14 @@ pub(super) struct Keys<'a> {
 impl<'a> Keys<'a> {
     /// How many there are.
     pub(super) fn count(&self) -> usize {
-        self.keys.len()
+        self.values.len()
     }
 
     /// The value of a key that must be there.
     pub(super) fn needed<T: Kind<'a>>(&self, key: &str) -> Result<T, ModelError> {
         let missing = || {
             let place = self.name.and_then(|name| place_of(&self.file.text, &[name]));
-            self.file.error(place, format!("`{}` is missing, expected {}", self.named(key), T::WANTED))
+            self.file.error(place, &format!("`{}` is missing, expected {}", self.named(key), T::WANTED))
         };
         self.optional(key)?.ok_or_else(missing)
     }
@@ -167,8 +169,8 @@ impl<'a> Keys<'a> {
     /// The value of a key that may be missing.
     pub(super) fn optional<T: Kind<'a>>(&self, key: &str) -> Result<Option<T>, ModelError> {
         let wrong =
-            |value| self.error_at(key, format!("`{}` is {}, expected {}", self.named(key), shown(value), T::WANTED));
-        match self.keys.get(key) {
+            |value| self.error_at(key, &format!("`{}` is {}, expected {}", self.named(key), shown(value), T::WANTED));
+        match self.values.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => T::of(value).map(Some).ok_or_else(|| wrong(value)),
         }
@@ -176,17 +178,17 @@ impl<'a> Keys<'a> {
 
     /// The keys of an object in it. Those inside that one have no keys of their own here: nobody needs them.
     pub(super) fn object(&self, key: &'static str) -> Result<Option<Self>, ModelError> {
-        let keys = self.optional::<&Map<String, Value>>(key)?;
-        Ok(keys.map(|keys| Self { file: self.file, keys, name: Some(key) }))
+        let values = self.optional::<&Map<String, Value>>(key)?;
+        Ok(values.map(|values| Self { file: self.file, values, name: Some(key) }))
     }
 
     /// Refuses the value of a key that the family does not compute.
     pub(super) fn check(&self, is_built: bool, key: &str) -> Result<(), ModelError> {
-        let value = || self.keys.get(key).map_or_else(|| "null".to_owned(), Value::to_string);
+        let value = || self.values.get(key).map_or_else(|| "null".to_owned(), Value::to_string);
         if is_built {
             Ok(())
         } else {
-            Err(self.error_at(key, format!("`{}: {}` is not built", self.named(key), shortened(value()))))
+            Err(self.error_at(key, &format!("`{}: {}` is not built", self.named(key), shortened(value()))))
         }
     }
 
@@ -196,7 +198,7 @@ impl<'a> Keys<'a> {
     }
 
     /// What is wrong with the value of a key.
-    pub(super) fn error_at(&self, key: &str, reason: String) -> ModelError {
+    fn error_at(&self, key: &str, reason: &str) -> ModelError {
         let path: Vec<&str> = self.name.into_iter().chain([key]).collect();
         self.file.error(place_of(&self.file.text, &path), reason)
     }

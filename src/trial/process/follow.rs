@@ -264,7 +264,8 @@ impl<'a> Watch<'a> {
             };
         }
         let is_refused = signal.is_none() && status == Some(HOST_OUT_OF_MEMORY);
-        if is_refused || signal == Some(Signal::SIGKILL as i32) && self.config.oom_kills.count() > self.oom_kills {
+        let is_killed = signal == Some(Signal::SIGKILL as i32) && self.config.oom_kills.count() > self.oom_kills;
+        if is_refused || is_killed {
             return Outcome::HostOutOfMemory;
         }
         if signal.is_none() && self.torn {
