@@ -26,10 +26,10 @@ use crate::trial::{Point, TunedRun};
 const STEPS: u32 = 50;
 
 /// Events that are played under each setting, about. A search has 32 settings and what is live, of which some end early; at
-/// 0.1-0.2 µs an event they take half a minute to a minute on one processor, and less on more of them. It is a number of
-/// events and not a time, so that the answer does not depend on the machine: of a step with 9,000 events it is a run of
-/// 1,000 steps.
-const EVENTS_OF_A_PLAY: usize = 9_000_000;
+/// 0.07 µs an event (`tests/bench/long_run_rate.rs`, one core of an AMD EPYC) all of them take 40 s on one processor, and
+/// less on more. It is a number of events and not a time, so that the answer does not depend on the machine: of a step with
+/// 8,000 events it is a run of 2,000 steps.
+const EVENTS_OF_A_PLAY: usize = 16_000_000;
 
 impl Probed {
     /// The best settings for a point; `None` where its steps cannot be forecast exactly.
