@@ -1,6 +1,7 @@
 //! Knowledge from made recordings.
 
 use super::*;
+use crate::memory::forecast::tuning::{MAX_PLAYS, Observer, Unobserved};
 use crate::memory::policy::native::Native;
 use crate::memory::{Mark, Ordinal, Phase, Player, Stream};
 use crate::search::machine::Machine;
@@ -192,4 +193,44 @@ fn what_makes_a_run_last_that_breaks_is_found_by_the_same_forecast() {
     let padding = "with `data.pad_to_multiple_of: 256` the run lasts, by forecast with 310.0 MiB reserved";
     assert_eq!(advice, [padding], "no release of the cache helps");
     assert_eq!(probed.advise(&point, &history, &mut |_| ControlFlow::Break(())), None);
+}
+
+#[test]
+fn settings_under_which_a_run_lasts_that_breaks_are_found_by_playing_it_and_nothing_is_where_nothing_can_be_played() {
+    let (history, (probed, point)) = (History::default(), known_at_lengths(320 * MIB));
+    let (found, tried) = probed.tune_run(&point, &history, &Unobserved).unwrap();
+    assert_eq!((found.steps, found.horizon_steps), (300, 300));
+    assert!(
+        found.conf.is_some() && found.reason.contains("`defaults` runs out of memory at step "),
+        "{}",
+        found.reason
+    );
+    assert!(tried.iter().filter(|one| one.is_best).count() == 1 && tried.len() <= MAX_PLAYS, "{tried:#?}");
+    assert!(tried[0].result.starts_with("out of memory at step "), "{tried:#?}");
+    assert_eq!(probed.tune_run(&point, &history, &Unobserved).unwrap().0, found, "it is the same each time");
+    // Nothing can be saved where the live bytes are too many, and nothing is known of another kind.
+    let (hopeless, point) = known_at_lengths(100 * MIB);
+    let (found, _) = hopeless.tune_run(&point, &history, &Unobserved).unwrap();
+    assert!(found.conf.is_none() && found.reason.starts_with("no setting helps"), "{}", found.reason);
+    let other = Point { device_prefetch: 1, ..point };
+    let (found, tried) = hopeless.tune_run(&other, &history, &Unobserved).unwrap();
+    assert!(found.reason.starts_with("not searched for: ") && tried.is_empty(), "{}", found.reason);
+    assert_eq!((found.steps, found.conf), (0, None));
+}
+
+/// Somebody who leaves at once.
+struct Leaving;
+
+impl Observer for Leaving {
+    fn begin(&self, _what: &'static str, _steps: u64) {}
+    fn steps(&self, _count: u32) {}
+    fn wants_to_leave(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_search_for_settings_that_somebody_leaves_comes_to_nothing() {
+    let (probed, point) = known_at_lengths(316 * MIB);
+    assert_eq!(probed.tune_run(&point, &History::default(), &Leaving), None);
 }
