@@ -165,8 +165,8 @@ mod tests {
         let record = completed(point, vec![limited]);
         let peak_reserved_bytes = reserved_mib * MIB;
         let measurement = record.measurement.map(|measurement| Measurement {
-            peak_reserved_bytes,
             samples_per_second,
+            peak_reserved_bytes,
             ..measurement
         });
         let spec = TrialSpec { purpose, ..record.spec };

@@ -177,7 +177,8 @@ proptest! {
         if !breaks {
             prop_assert!(count(Purpose::Allocator) <= 1, "{:?}", played.sizes());
             let length_probes = history.trials().iter().filter(|trial| trial.record.spec.is_length_probe()).count();
-            prop_assert!(before_soak(&played) <= staged::TRIALS_BEFORE_SOAK + length_probes, "{:?}", played.sizes());
+            // The settings' own trial comes on top.
+            prop_assert!(before_soak(&played) <= staged::TRIALS_BEFORE_SOAK + length_probes + 1, "{:?}", played.sizes());
         }
         if let Conclusion::Safe(point) = &played.conclusion {
             prop_assert!(history.soaked(point).is_some_and(JudgedTrial::is_safe));

@@ -102,12 +102,20 @@ impl Staged {
     fn confirmed<'a>(&self, view: View<'a>, changed: &Point) -> Result<Option<&'a JudgedTrial>, Ask> {
         match view.history.measured(changed) {
             Some(trial) => Ok(Some(trial).filter(|trial| trial.is_safe())),
-            // No bound holds back what may be the only way to keep the size.
-            None if self.has_room(view) || view.history.is_ruled_out(&own_settings(changed)) => {
+            None if self.may_confirm(view, changed) => {
                 Err(Ask::Run { point: changed.clone(), purpose: Purpose::Allocator })
             }
             None => Ok(None),
         }
+    }
+
+    /// Whether a trial may be spent on settings: the first always, and no bound holds back what may be the only way to keep a
+    /// size.
+    fn may_confirm(&self, view: View<'_>, changed: &Point) -> bool {
+        let mut purposes = view.history.trials().iter().map(|trial| trial.record.spec.purpose);
+        self.has_room(view)
+            || view.history.is_ruled_out(&own_settings(changed))
+            || purposes.all(|purpose| purpose != Purpose::Allocator)
     }
 
     /// A point whose whole run lasts: this one, or else with the settings under which it does. `None` where it breaks under

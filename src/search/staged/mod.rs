@@ -31,12 +31,13 @@
 //! most [`FULL_SIZE_TRIALS`] of full size; where recomputation is part of the search, its probes and the first trial with
 //! it come on top), and up to [`THROUGHPUT_TRIALS`] of the loader alone, which have no model, and the tiny
 //! probes of the whole run. The loader takes [`LOADER_TRIALS`] at most, with real steps or without. These bounds stop a search for a better point,
-//! never the one for a safe point: where a whole run breaks under the program's own settings of the allocator, one trial of
-//! full size comes on top for each micro-batch that found settings would keep.
+//! never the one for a safe point. One trial of found settings of the allocator comes on top, and where whole runs break under the
+//! program's own, one for each micro-batch that other settings would keep.
 //!
 //! Of soaks there is one for each point that is tried, the last of which passes; and one more of an answer with found
 //! settings, under the program's own. Settings are searched for over a run once for the best point, and once for each
 //! other whose run breaks.
+
 use super::recommend::{best_of, compute_rate};
 use super::space::Pair;
 use super::{Ask, Conclusion, History, JudgedTrial, Knowledge, Skip, Space, Strategy};

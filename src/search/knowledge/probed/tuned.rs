@@ -9,7 +9,6 @@
 //!   ([`EVENTS_OF_A_PLAY`]). What wins over that far is played to the horizon before it is soaked, like any point.
 
 use super::Probed;
-use super::whole_run::{Basis, RunTerms};
 use crate::memory::forecast::Method;
 use crate::memory::forecast::long_run::{Terms, play};
 use crate::memory::forecast::shape::{LongRun, Shape};
@@ -26,10 +25,10 @@ use crate::trial::{Point, TunedRun};
 const STEPS: u32 = 50;
 
 /// Events that are played under each setting, about. A search has 32 settings and what is live, of which some end early; at
-/// 0.1-0.2 µs an event they take half a minute to a minute on one processor, and less on more of them. It is a number of
-/// events and not a time, so that the answer does not depend on the machine: of a step with 9,000 events it is a run of
-/// 1,000 steps.
-const EVENTS_OF_A_PLAY: usize = 9_000_000;
+/// 0.07 µs an event (`tests/bench/long_run_rate.rs`, one core of an AMD EPYC) all of them take 40 s on one processor, and
+/// less on more. It is a number of events and not a time, so that the answer does not depend on the machine: of a step with
+/// 8,000 events it is a run of 2,000 steps.
+const EVENTS_OF_A_PLAY: usize = 16_000_000;
 
 impl Probed {
     /// The best settings for a point; `None` where its steps cannot be forecast exactly.
@@ -76,7 +75,7 @@ impl Probed {
         if coming.method() != Method::Exact {
             return unknown(basis.reason.clone());
         }
-        let steps = steps_of_a_play(run, &basis);
+        let steps = steps_of_a_play(run.horizon_steps, basis.forecaster.events_of_a_step());
         let play = |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| coming.play_steps(steps, policy, on_step);
         let Some(task) = self.task(&play, steps) else {
             return unknown("the program's own settings are none that can be read".to_owned());
@@ -107,10 +106,10 @@ impl Probed {
     }
 }
 
-/// As many steps as all plays together have time for, in whole updates or so.
-fn steps_of_a_play(run: &RunTerms, basis: &Basis<'_>) -> u32 {
-    let affordable = EVENTS_OF_A_PLAY / basis.forecaster.events_of_a_step().max(1);
-    run.horizon_steps.min(u32::try_from(affordable).unwrap_or(u32::MAX).max(STEPS))
+/// As many steps of a run as there is time for under each setting, and never fewer than show anything.
+fn steps_of_a_play(horizon_steps: u32, events_of_a_step: usize) -> u32 {
+    let affordable = EVENTS_OF_A_PLAY / events_of_a_step.max(1);
+    horizon_steps.min(u32::try_from(affordable).unwrap_or(u32::MAX).max(STEPS))
 }
 
 fn found(tuning: &Tuning, steps: u32, horizon_steps: u32) -> TunedRun {
@@ -123,4 +122,26 @@ fn found(tuning: &Tuning, steps: u32, horizon_steps: u32) -> TunedRun {
         tuning.reason.clone()
     };
     TunedRun { steps, horizon_steps, conf, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_play_has_as_many_steps_as_there_is_time_for_and_no_more_than_the_run() {
+        assert_eq!(steps_of_a_play(10_000, 8_000), 2_000);
+        assert_eq!(steps_of_a_play(300, 8_000), 300);
+        assert_eq!(steps_of_a_play(10_000, 0), 10_000);
+        // Fewer show nothing, whatever they cost.
+        assert_eq!(steps_of_a_play(10_000, usize::MAX), STEPS);
+        assert_eq!(steps_of_a_play(20, usize::MAX), 20);
+    }
+
+    #[test]
+    fn settings_that_were_compared_over_the_beginning_of_a_run_say_so() {
+        let tuning = Tuning { chosen: None, reason: "none survives".to_owned(), tried: Vec::new() };
+        assert_eq!(found(&tuning, 300, 300).reason, "none survives");
+        assert_eq!(found(&tuning, 300, 1000).reason, "none survives (over the first 300 of 1000 steps)");
+    }
 }
