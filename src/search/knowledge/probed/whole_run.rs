@@ -168,20 +168,23 @@ impl Probed {
             Ok(basis) => basis,
             Err(reason) => return unknown(reason),
         };
-        let shapes = RunShapes::new(&run.data, samples.count(), point.batch_size, run.seed);
         let settings = self.settings_of_run(point);
-        let coming = Coming {
-            run,
-            point,
-            shapes,
-            basis: &basis,
-            limit_bytes: self.terms.limit_bytes,
-            safety: &self.terms.safety,
-        };
-        match coming.play(&settings, watch)? {
+        match self.coming(point, (run, samples), &basis).play(&settings, watch)? {
             Ok(play) => Some(play),
             Err(reason) => unknown(reason),
         }
+    }
+
+    /// The run of a point over so many samples, put together.
+    pub(super) fn coming<'a>(
+        &'a self,
+        point: &'a Point,
+        (run, samples): (&'a RunTerms, TrainingSamples),
+        basis: &'a Basis<'a>,
+    ) -> Coming<'a> {
+        let shapes = RunShapes::new(&run.data, samples.count(), point.batch_size, run.seed);
+        let (limit_bytes, safety, trim) = (self.terms.limit_bytes, &self.terms.safety, point.trim);
+        Coming { run, point, trim, shapes, basis, limit_bytes, safety }
     }
 
     /// The allocators that a run is played to: the device's own, and the planned one where that is another and counts.
