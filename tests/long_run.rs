@@ -9,9 +9,9 @@ use std::sync::Mutex;
 
 use batchtune::data::Batch;
 use batchtune::device::{self, DeviceChoice, DeviceSession, LargestRequest};
-use batchtune::memory::forecast::Method;
 use batchtune::memory::forecast::long_run::{LongRunFigures, play};
 use batchtune::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
+use batchtune::memory::forecast::{Method, Releases};
 use batchtune::memory::fragmentation::against_need;
 use batchtune::memory::policy::native::Native;
 use batchtune::memory::{AllocatorKind, Event, LimitSpec, MemorySample, Phase};
@@ -40,10 +40,12 @@ struct Schedule {
     saved: fn(usize) -> bool,
     /// The shape of an evaluation pass.
     evaluation: [u64; 2],
+    /// The cache is handed back at the end of every so many steps; 0 is never.
+    release_every: usize,
 }
 
 const STEPS_ALONE: Schedule =
-    Schedule { accumulation_steps: 1, evaluated: |_| false, saved: |_| false, evaluation: [2, 8] };
+    Schedule { accumulation_steps: 1, evaluated: |_| false, saved: |_| false, evaluation: [2, 8], release_every: 0 };
 
 /// Steps of these lengths, with what the device saw and its figures after each.
 fn train(shapes: &[[u64; 2]], schedule: Schedule) -> (Vec<Event>, Vec<MemorySample>) {
@@ -93,6 +95,9 @@ fn steps(session: &mut dyn DeviceSession, shapes: &[[u64; 2]], schedule: Schedul
             trainer.update(session).unwrap();
         }
         drop(batch);
+        if schedule.release_every > 0 && (step + 1).is_multiple_of(schedule.release_every) {
+            session.trim();
+        }
         let updates = (step + 1) / schedule.accumulation_steps;
         if (step + 1).is_multiple_of(schedule.accumulation_steps) {
             if (schedule.evaluated)(updates) {
@@ -153,7 +158,8 @@ fn evaluation_checkpoints_and_more_micro_steps_than_recorded_are_forecast_to_the
     assert_eq!(forecaster.method(), Method::Exact, "{}", forecaster.reason());
     for accumulation_steps in [3, 5] {
         let evaluation = [8, 64];
-        let schedule = Schedule { accumulation_steps, evaluated: |n| n % 3 == 0, saved: |n| n % 2 == 0, evaluation };
+        let (evaluated, saved): (fn(usize) -> bool, fn(usize) -> bool) = (|n| n % 3 == 0, |n| n % 2 == 0);
+        let schedule = Schedule { accumulation_steps, evaluated, saved, evaluation, release_every: 0 };
         let run: Vec<[u64; 2]> = (0..7 * accumulation_steps as u64).map(|step| [8, 7 + step * 37 % 58]).collect();
         let (_, real) = train(&run, schedule);
         let shapes: Vec<Shape> = run.iter().copied().map(Shape::of).collect();
@@ -167,6 +173,26 @@ fn evaluation_checkpoints_and_more_micro_steps_than_recorded_are_forecast_to_the
         let figures = play(forecaster.events(long).unwrap(), Box::new(Native::new(LIMIT_BYTES)), &mut |_| ());
         assert_alike(&figures, &real);
     }
+}
+
+#[test]
+fn releases_of_the_cache_and_a_pass_after_the_very_first_update_are_forecast_to_the_byte() {
+    // Recorded after the fourth update, without a release.
+    let recorded = Schedule { accumulation_steps: 2, evaluated: |n| n == 4, ..STEPS_ALONE };
+    let forecaster = forecaster(6, recorded);
+    let evaluation = [8, 64];
+    let schedule = Schedule { evaluated: |_| true, evaluation, release_every: 5, ..recorded };
+    let run: Vec<[u64; 2]> = (0..16).map(|step| [8, 7 + step * 37 % 58]).collect();
+    let (_, real) = train(&run, schedule);
+    let shapes: Vec<Shape> = run.iter().copied().map(Shape::of).collect();
+    let long = LongRun {
+        evaluation: Shape::of(evaluation),
+        evaluate_every: Some(1),
+        releases: Releases::EverySteps(5),
+        ..LongRun::of(&shapes)
+    };
+    let figures = play(forecaster.events(long).unwrap(), Box::new(Native::new(LIMIT_BYTES)), &mut |_| ());
+    assert_alike(&figures, &real);
 }
 
 #[test]

@@ -131,15 +131,16 @@ mod tests {
     }
 
     /// What the loader hands out over some epochs, and what is foretold of it.
-    fn both(spec: &DataSpec, samples: usize, batch_size: usize) -> (Vec<BatchShape>, Vec<BatchShape>) {
+    fn both(spec: &DataSpec, samples: usize, batch_size: usize, shard: Shard) -> (Vec<BatchShape>, Vec<BatchShape>) {
         let (seed, varies) = (7, Lengths::of(spec, 7).is_some());
+        let rules = BatchRules { shard, ..BatchRules::of(spec, seed) };
         let config = LoaderConfig { batch_size, workers: 2, prefetch_depth: 2, seed };
-        let mut loader = Loader::with_rules(Arc::new(Texts(samples)), config, BatchRules::of(spec, seed));
+        let mut loader = Loader::with_rules(Arc::new(Texts(samples)), config, rules);
         let handed_out = (0..40).map(|_| {
             let batch = loader.next_batch().unwrap();
             BatchShape { samples: batch.samples, length: varies.then(|| batch.input_shape[1]) }
         });
-        let foretold = RunShapes::new(spec, samples, batch_size, seed);
+        let foretold = RunShapes::new(spec, samples, batch_size, seed).with_shard(shard);
         (handed_out.collect(), (0..40).map(|step| foretold.at(step)).collect())
     }
 
@@ -157,8 +158,10 @@ mod tests {
         for spec in specs {
             // Whole batches, a smaller last one, and fewer samples than a batch has.
             for (samples, batch_size) in [(24, 4), (26, 4), (3, 8)] {
-                let (handed_out, foretold) = both(&spec, samples, batch_size);
-                assert_eq!(handed_out, foretold, "{spec:?}, {samples} samples");
+                for shard in [Shard::default(), Shard { rank: 0, world: 3 }, Shard { rank: 2, world: 3 }] {
+                    let (handed_out, foretold) = both(&spec, samples, batch_size, shard);
+                    assert_eq!(handed_out, foretold, "{spec:?}, {samples} samples, {shard:?}");
+                }
             }
         }
     }
@@ -176,5 +179,18 @@ mod tests {
     fn no_samples_and_the_last_step_of_all_do_no_harm() {
         assert_eq!(RunShapes::new(&varying(), 0, 4, 1).at(3), BatchShape { samples: 0, length: Some(0) });
         assert_eq!(RunShapes::new(&DataSpec::default(), 9, 4, 1).at(u64::MAX).samples, 4);
+    }
+    #[test]
+    fn the_samples_of_a_run_make_up_its_batches() {
+        for shard in [Shard::default(), Shard { rank: 1, world: 2 }] {
+            let shapes = RunShapes::new(&varying(), 30, 4, 3).with_shard(shard);
+            let samples = shapes.samples().unwrap();
+            for step in 0..40_u64 {
+                let longest = (0..4).map(|place| samples.length(4 * step + place)).max();
+                assert_eq!(shapes.at(step).length, longest, "step {step} of {shard:?}");
+            }
+            assert_eq!((samples.longest(), shapes.steps_of_an_epoch()), (TOKENS, 30 / (4 * shard.world as u64)));
+        }
+        assert!(RunShapes::new(&DataSpec::default(), 30, 4, 3).samples().is_none());
     }
 }

@@ -65,7 +65,7 @@ pub use largest::MAX_BATCH_SIZE;
 pub use recording::{Part, PartKind, Recording};
 pub use replay::{Replay, WindowFigures};
 pub use report::{ForecastPoint, Method, Report};
-pub use run::{MIN_BATCH_SIZE, RunEvents, RunShape, Window};
+pub use run::{MIN_BATCH_SIZE, Releases, RunEvents, RunShape, Window};
 
 use super::event::Event;
 use super::policy::Policy;

@@ -11,7 +11,8 @@
 //! - consecutive frees are a set: they are sorted by the allocation they free. Between two allocations free blocks
 //!   only join their neighbours, which comes to the same blocks in any order, so no figure of a replay depends on it.
 //!
-//! Marks cut the recording into [`Part`]s. The step is the unit that a run repeats.
+//! Marks cut the recording into [`Part`]s. The step is the unit that a run repeats. A batch that is loaded when a step has had
+//! its forward pass, right before an evaluation pass, is the pass's own.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -187,6 +188,9 @@ struct Renumbering {
     live: HashMap<Ordinal, Ordinal, FastHash>,
     streams: HashMap<Stream, Stream, FastHash>,
     steps: u32,
+    is_past_forward: bool,
+    /// Events and allocations before the load that came last in a step, after all else of it.
+    load: Option<(usize, usize)>,
 }
 
 impl Renumbering {
@@ -226,6 +230,14 @@ impl Renumbering {
             Some(kind) if kind == PartKind::Step || current != Some(kind) => self.open(kind),
             _ => {}
         }
+        match mark {
+            Mark::Phase(Phase::Load) if self.is_past_forward && self.load.is_none() => self.load = Some(self.here()),
+            Mark::Phase(Phase::Load) | Mark::Step(_) | Mark::Trim => {}
+            Mark::Phase(phase) => {
+                self.is_past_forward |= phase == Phase::Forward;
+                self.load = None;
+            }
+        }
         self.push(Event::Mark(match mark {
             Mark::Step(_) => Mark::Step(self.steps),
             other @ (Mark::Phase(_) | Mark::Trim) => other,
@@ -238,9 +250,16 @@ impl Renumbering {
         }
     }
 
-    /// Begins a part here. What came before the first mark is the build.
+    /// Events and allocations so far.
+    fn here(&self) -> (usize, usize) {
+        (self.recording.events.len(), self.recording.allocations)
+    }
+
+    /// Begins a part here, or where the batch of a pass was loaded. What came before the first mark is the build.
     fn open(&mut self, kind: PartKind) {
-        let (event, allocation) = (self.recording.events.len(), self.recording.allocations);
+        let load = self.load.take().filter(|_| kind == PartKind::Evaluation);
+        let (event, allocation) = load.unwrap_or_else(|| self.here());
+        self.is_past_forward = false;
         if let Some(part) = self.recording.parts.last_mut() {
             part.events.end = event;
             part.allocations.end = allocation;

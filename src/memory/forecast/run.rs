@@ -21,7 +21,7 @@ mod tests;
 
 pub(super) use accumulation::Doubled;
 pub(super) use events::Cadence;
-pub use events::RunEvents;
+pub use events::{Releases, RunEvents};
 pub(super) use long_script::{LongScript, LongTerms};
 
 /// The smallest batch that is forecast: a batch of 1 takes other paths (dimensions vanish), so its events differ.

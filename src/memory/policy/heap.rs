@@ -17,8 +17,6 @@ mod fingerprint;
 #[cfg(test)]
 mod walk;
 
-pub(super) use fingerprint::Ages;
-
 /// A block's place in the arena.
 pub(super) type Index = u32;
 /// No block.

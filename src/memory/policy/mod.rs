@@ -93,6 +93,30 @@ pub struct Counts {
     pub out_of_memory: u64,
 }
 
+/// What decides how a policy goes on, as numbers that are the same for two states in which all that follows goes the same
+/// way: the blocks in the order of their addresses, what is live and what is free, and whatever else decides. Where blocks
+/// lie absolutely does not, nor do counts and peaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// Of all but the ages.
+    pub blocks: u64,
+    /// Of how long free blocks have been passed over. A garbage collection compares them, and nothing else does.
+    pub ages: u64,
+    /// Collections so far that had something to look for.
+    pub collections: u64,
+}
+
+impl Fingerprint {
+    /// Whether a policy goes the same way again that it went since an earlier moment.
+    ///
+    /// Blocks that nobody asks for grow older for ever, so their ages never come again. That does not matter where no
+    /// collection has compared any since: whether one has something to look for follows from the blocks alone, so going the
+    /// same way again compares none either.
+    pub fn repeats(self, earlier: Self) -> bool {
+        self.blocks == earlier.blocks && (self.collections == earlier.collections || self.ages == earlier.ages)
+    }
+}
+
 /// An exact (or, where its docs say so, an approximate) model of an allocator.
 ///
 /// Called in this order: any number of [`allocate`](Policy::allocate) and [`free`](Policy::free), with
@@ -124,10 +148,8 @@ pub trait Policy: Send {
     /// Starts a new window for the peaks.
     fn reset_peaks(&mut self);
 
-    /// A number that is the same for two states in which all that follows goes the same way: the blocks in the order of
-    /// their addresses, what is live and what is free, and whatever else decides. Where blocks lie absolutely does not, nor
-    /// do counts and peaks. `None` where the policy cannot tell.
-    fn fingerprint(&self) -> Option<u64> {
+    /// What decides how it goes on. `None` where the policy cannot tell.
+    fn fingerprint(&self) -> Option<Fingerprint> {
         None
     }
 }

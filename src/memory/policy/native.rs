@@ -11,9 +11,9 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::hash::FastHash;
-use super::heap::{Ages, Block, BlockState, Heap, Index, NONE, PlacedBlock, PoolIndex};
+use super::heap::{Block, BlockState, Heap, Index, NONE, PlacedBlock, PoolIndex};
 use super::settings::{PoolKind, ReleaseThreshold, Request, Settings};
-use super::{Address, Counts, OutOfMemory, Policy, PoolState, Stream};
+use super::{Address, Counts, Fingerprint, OutOfMemory, Policy, PoolState, Stream};
 use crate::memory::trace::{SegmentAction, SegmentEvent};
 use crate::units::MIB;
 
@@ -43,8 +43,8 @@ pub struct Native {
     addresses: HashMap<u64, Index, FastHash>,
     next_address: u64,
     placed: VecDeque<PlacedSegment>,
-    /// Whether the garbage collection has had anything to look for.
-    has_collected: bool,
+    /// Garbage collections that had anything to look for.
+    collections: u64,
     /// What was taken from the device and given back, where somebody asked for it.
     log: Option<Vec<SegmentEvent>>,
 }
@@ -64,7 +64,7 @@ impl Native {
             addresses: HashMap::default(),
             next_address: FIRST_ADDRESS,
             placed: VecDeque::new(),
-            has_collected: false,
+            collections: 0,
             log: None,
         }
     }
@@ -367,14 +367,12 @@ impl Policy for Native {
         self.heap.reset_peaks();
     }
 
-    fn fingerprint(&self) -> Option<u64> {
+    fn fingerprint(&self) -> Option<Fingerprint> {
         // Where a recording says what comes next, or changes are kept, a state is more than its blocks.
         if !self.placed.is_empty() || self.log.is_some() {
             return None;
         }
-        // Ages matter to a collection only. While none has had anything to look for, going the same way again finds
-        // nothing either.
-        Some(self.heap.fingerprint(if self.has_collected { Ages::Compared } else { Ages::Idle }))
+        Some(self.heap.fingerprint(self.collections))
     }
 }
 

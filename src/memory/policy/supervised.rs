@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Address, Counts, OutOfMemory, Policy, PoolState};
+use super::{Address, Counts, Fingerprint, OutOfMemory, Policy, PoolState};
 use crate::memory::event::Stream;
 
 /// How a play is told to stop, and whether it did.
@@ -125,10 +125,12 @@ impl Policy for Supervised {
     }
 
     /// Two states are alike only where the next release is as many steps away.
-    fn fingerprint(&self) -> Option<u64> {
+    fn fingerprint(&self) -> Option<Fingerprint> {
         let since_release = self.trim_every.map_or(0, |every| self.steps % every.max(1));
+        let inner = self.inner.fingerprint()?;
         // As the hash of a pair: an odd constant (2^64 / golden ratio) keeps the two apart.
-        Some(self.inner.fingerprint()?.rotate_left(17) ^ u64::from(since_release).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        let blocks = inner.blocks.rotate_left(17) ^ u64::from(since_release).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Some(Fingerprint { blocks, ..inner })
     }
 }
 

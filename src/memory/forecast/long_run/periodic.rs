@@ -6,16 +6,17 @@
 //! retries. Whole repetitions are skipped, and the rest of the run is played.
 //!
 //! Two moments are alike if their fingerprints are: the policy's own ([`Policy::fingerprint`](crate::memory::Policy::fingerprint)),
-//! which live allocation is at which of its blocks, and where the run is in its templates. The state of a run may take
-//! several stretches to come again, so the moment that is compared with moves on in powers of two (Brent 1980), and the steps
-//! since are kept, [`MAX_STEPS`] at most.
+//! which live allocation is at which of its blocks, and where the run is in its templates. The ages that a garbage collection
+//! goes by are a part of it, but only where a collection was made in between ([`Fingerprint::repeats`]). The state of a run
+//! may take several stretches to come again, so the moment that is compared with moves on in powers of two (Brent 1980), and
+//! the steps since are kept, [`MAX_STEPS`] at most.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
 use super::player::RunPlayer;
 use crate::memory::forecast::run::{Cadence, RunEvents};
-use crate::memory::policy::{Address, PoolState};
+use crate::memory::policy::{Address, Fingerprint, PoolState};
 
 /// The longest stretch that is recognised: 8 MiB of figures.
 const MAX_STEPS: usize = 1 << 16;
@@ -53,7 +54,9 @@ impl Calls {
 #[derive(Clone, Copy, Debug)]
 struct Moment {
     step: u32,
-    fingerprint: u64,
+    policy: Fingerprint,
+    /// What is live where, and where the run is.
+    run: u64,
     calls: Calls,
 }
 
@@ -125,14 +128,15 @@ impl Watch {
         if player.events() < self.next_event {
             return None;
         }
-        let Some(fingerprint) = fingerprint(run, player) else {
+        let Some(policy) = player.policy().fingerprint() else {
             // It cannot tell, and will not learn it.
             self.cadence = None;
             return None;
         };
+        let fingerprint = fingerprint(run, player);
         let live = player.policy().state().allocated_blocks;
         self.next_event = player.events().saturating_add(EVENTS_A_LIVE.saturating_mul(live));
-        if let Some(moment) = self.moment.filter(|moment| moment.fingerprint == fingerprint) {
+        if let Some(moment) = self.moment.filter(|moment| moment.run == fingerprint && policy.repeats(moment.policy)) {
             let steps = std::mem::take(&mut self.kept);
             // Once is enough.
             self.cadence = None;
@@ -141,7 +145,7 @@ impl Watch {
         }
         self.compared += 1;
         if self.moment.is_none() || self.compared >= self.patience {
-            self.moment = Some(Moment { step, fingerprint, calls: Calls::of(player) });
+            self.moment = Some(Moment { step, policy, run: fingerprint, calls: Calls::of(player) });
             self.kept.clear();
             self.compared = 0;
             self.patience = self.patience.saturating_mul(2);
@@ -150,9 +154,8 @@ impl Watch {
     }
 }
 
-fn fingerprint(run: &RunEvents<'_>, player: &RunPlayer) -> Option<u64> {
+fn fingerprint(run: &RunEvents<'_>, player: &RunPlayer) -> u64 {
     let mut hasher = DefaultHasher::new();
-    player.policy().fingerprint()?.hash(&mut hasher);
     run.hash_place(&mut hasher);
     let live = player.live();
     let mut addresses: Vec<Address> = live.iter().map(|(_, address)| *address).collect();
@@ -161,5 +164,5 @@ fn fingerprint(run: &RunEvents<'_>, player: &RunPlayer) -> Option<u64> {
         // Which of the live blocks, not where: new segments never lie where old ones did.
         (run.origin(ordinal), addresses.binary_search(&address).ok()).hash(&mut hasher);
     }
-    Some(hasher.finish())
+    hasher.finish()
 }

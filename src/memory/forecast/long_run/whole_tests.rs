@@ -3,11 +3,11 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::memory::Trim;
 use crate::memory::event::{Ordinal, Phase};
 use crate::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::testing::Recorder;
-use crate::memory::forecast::{ForecastError, Recording};
-use crate::memory::player::Player;
+use crate::memory::forecast::{ForecastError, Recording, Releases};
 use crate::memory::policy::native::Native;
 use crate::memory::policy::{ReleaseThreshold, Settings};
 use crate::units::MIB;
@@ -24,9 +24,14 @@ struct Training {
     checkpoint: Option<usize>,
     /// Where both come in one place only, after this many updates.
     both_after: Option<usize>,
+    trim: Trim,
 }
 
-const PLAIN: Training = Training { accumulation: 1, evaluate: None, checkpoint: None, both_after: None };
+/// Steps between two releases of [`Trim::EveryK`].
+const EVERY_STEPS: u32 = 5;
+
+const PLAIN: Training =
+    Training { accumulation: 1, evaluate: None, checkpoint: None, both_after: None, trim: Trim::Never };
 
 impl Training {
     fn record(self, shapes: &[[u64; 2]], longest: [u64; 2]) -> Vec<Event> {
@@ -64,6 +69,14 @@ impl Training {
                 sum.take().into_iter().for_each(|sum| program.free(sum));
             }
             program.free(batch);
+            let releases = match self.trim {
+                Trim::Never | Trim::AfterEval => false,
+                Trim::AfterUpdate => ends_update,
+                Trim::EveryK => (step + 1).is_multiple_of(EVERY_STEPS as usize),
+            };
+            if releases {
+                program.mark(Mark::Trim);
+            }
             let is_due = |every: Option<usize>| {
                 ends_update
                     && (self.both_after == Some(updates) || every.is_some_and(|every| updates.is_multiple_of(every)))
@@ -76,6 +89,9 @@ impl Training {
                 let x = program.alloc(2048 * b * t);
                 program.free(x);
                 program.free(batch);
+                if self.trim == Trim::AfterEval {
+                    program.mark(Mark::Trim);
+                }
             }
             if is_due(self.checkpoint) {
                 program.mark(Mark::Phase(Phase::Checkpoint));
@@ -118,6 +134,12 @@ fn is_foretold(forecaster: &ShapeForecaster, real: Training, updates: usize) -> 
         evaluate_every: real.evaluate,
         checkpoint_every: real.checkpoint,
         accumulation_steps: Some(real.accumulation),
+        releases: match real.trim {
+            Trim::Never => Releases::AsRecorded,
+            Trim::AfterUpdate => Releases::EverySteps(u32::try_from(real.accumulation).unwrap()),
+            Trim::EveryK => Releases::EverySteps(EVERY_STEPS),
+            Trim::AfterEval => Releases::AfterEvaluation,
+        },
         ..LongRun::of(&shapes)
     };
     let forecast = Recording::collect(forecaster.events(long).unwrap());
@@ -127,12 +149,13 @@ fn is_foretold(forecaster: &ShapeForecaster, real: Training, updates: usize) -> 
 #[test]
 fn evaluation_and_checkpoints_come_on_their_own_cadences_and_together() {
     for accumulation in [1, 2, 3] {
-        let apart = Training { accumulation, evaluate: Some(4), checkpoint: Some(6), both_after: None };
+        let apart =
+            Training { accumulation, evaluate: Some(4), checkpoint: Some(6), both_after: None, trim: Trim::Never };
         let together = Training { evaluate: Some(99), checkpoint: Some(99), both_after: Some(4), ..apart };
         for (probes, updates) in [(apart, 7), (together, 6)] {
             let forecaster = probes.forecaster(updates);
             for (evaluate, checkpoint) in [(Some(2), Some(3)), (Some(4), None), (None, Some(2)), (Some(3), Some(3))] {
-                let real = Training { accumulation, evaluate, checkpoint, both_after: None };
+                let real = Training { accumulation, evaluate, checkpoint, both_after: None, trim: Trim::Never };
                 assert!(is_foretold(&forecaster, real, 25), "{real:?} from {probes:?}");
             }
         }
@@ -140,30 +163,38 @@ fn evaluation_and_checkpoints_come_on_their_own_cadences_and_together() {
 }
 
 #[test]
-fn an_evaluation_pass_after_every_update_is_foretold_but_for_the_first_batch_of_it() {
-    let probes = Training { evaluate: Some(4), ..PLAIN };
-    let forecaster = probes.forecaster(6);
-    let run = lengths(30);
-    let shapes = shapes(&run);
-    let long = LongRun { evaluation: Shape::of(LONGEST), evaluate_every: Some(1), ..LongRun::of(&shapes) };
-    let forecast: Vec<Event> = forecaster.events(long).unwrap().collect();
-    let real = Training { evaluate: Some(1), ..PLAIN }.record(&run, LONGEST);
-    // The batch of the first pass: the first step differs from all others, so none of theirs stands in for it.
-    assert_eq!(forecast.len() + 3, real.len());
-    let live = |events: &[Event]| {
-        let mut player = Player::new(Box::new(Native::new(u64::MAX)));
-        player.play_all(events);
-        player.live()
-    };
-    assert_eq!(live(&forecast), live(&real));
+fn an_evaluation_pass_after_every_update_is_foretold_from_the_very_first_on() {
+    for accumulation in [1, 2, 3] {
+        for both_after in [None, Some(4)] {
+            let every = if both_after.is_some() { Some(99) } else { Some(4) };
+            let probes = Training { accumulation, evaluate: every, checkpoint: every, both_after, trim: Trim::Never };
+            let real = Training { evaluate: Some(1), checkpoint: Some(2), both_after: None, ..probes };
+            assert!(is_foretold(&probes.forecaster(6), real, 30), "{real:?} from {probes:?}");
+        }
+    }
+}
+
+#[test]
+fn releases_of_the_cache_come_where_training_has_them_at_any_pace() {
+    let probes = Training { accumulation: 2, evaluate: Some(4), checkpoint: Some(4), ..PLAIN };
+    for trim in [Trim::Never, Trim::AfterUpdate, Trim::EveryK, Trim::AfterEval] {
+        // The probes release as the run does, or not at all.
+        for probed in [trim, Trim::Never] {
+            let forecaster = Training { trim: probed, ..probes }.forecaster(6);
+            let real = Training { evaluate: Some(3), checkpoint: Some(2), trim, ..probes };
+            assert!(is_foretold(&forecaster, real, 25), "{real:?}, probed with {probed}");
+        }
+    }
 }
 
 #[test]
 fn three_recorded_micro_steps_make_any_larger_number_of_them() {
-    let probes = Training { accumulation: 3, evaluate: Some(4), checkpoint: Some(99), both_after: Some(4) };
+    let probes =
+        Training { accumulation: 3, evaluate: Some(4), checkpoint: Some(99), both_after: Some(4), trim: Trim::Never };
     let forecaster = probes.forecaster(6);
     for accumulation in [3, 4, 5, 8] {
-        let real = Training { accumulation, evaluate: Some(3), checkpoint: Some(2), both_after: None };
+        let real =
+            Training { accumulation, evaluate: Some(3), checkpoint: Some(2), both_after: None, trim: Trim::Never };
         assert!(is_foretold(&forecaster, real, 10), "{accumulation} micro-steps");
     }
 }
@@ -305,10 +336,37 @@ fn a_constant_run_is_known_after_a_handful_of_steps() {
     assert!(figures.points.len() <= MAX_POINTS);
 }
 
+/// A run of these lengths under a garbage collection.
+fn collected(lengths: &[u64], limit_bytes: u64) -> LongRunFigures {
+    let forecaster = PLAIN.forecaster(4);
+    let shapes: Vec<Shape> = lengths.iter().map(|length| Shape::of([64, *length])).collect();
+    let shapes = Cycle { tells: Some(shapes.len()), shapes, steps: 20_000 };
+    let settings = Settings { garbage_collection_threshold: Some(0.3), ..Settings::default() };
+    let policy = Box::new(Native::with_settings(settings, limit_bytes));
+    play(forecaster.events(LongRun::of(&shapes)).unwrap(), policy, &mut |_| ())
+}
+
+#[test]
+fn a_run_under_a_garbage_collection_is_known_early_too() {
+    // Each is longer than the one before, so that what served those before lies idle when more is asked for.
+    let lengths = [60, 100, 333, 480, 590];
+    // With room for everything nothing is collected.
+    let free = collected(&lengths, u64::MAX);
+    let under: Vec<LongRunFigures> =
+        (10..20).map(|tenths| collected(&lengths, free.peak_reserved_bytes / 10 * tenths)).collect();
+    for figures in std::iter::once(&free).chain(&under).filter(|figures| figures.out_of_memory.is_none()) {
+        let found = figures.periodic_from;
+        assert!(found.is_some_and(|step| step < 2000), "{found:?} after {} calls", figures.device_calls);
+    }
+    let calls: Vec<u64> = under.iter().map(|figures| figures.device_calls).collect();
+    assert!(calls.iter().any(|calls| *calls > free.device_calls), "something is collected: {calls:?}");
+}
+
 #[test]
 fn what_is_held_of_a_run_does_not_grow_with_its_length() {
     let forecaster =
-        Training { accumulation: 3, evaluate: Some(4), checkpoint: Some(4), both_after: None }.forecaster(6);
+        Training { accumulation: 3, evaluate: Some(4), checkpoint: Some(4), both_after: None, trim: Trim::Never }
+            .forecaster(6);
     // More shapes than sizes are kept for.
     let shapes: Vec<Shape> = (0..997).map(|number| Shape::of([8, 40 + number])).collect();
     let shapes = Cycle { shapes, steps: 60_000, tells: None };
@@ -361,8 +419,11 @@ proptest! {
         checkpoint in proptest::option::of(2_usize..5),
         accumulation_steps in 3_usize..5,
         limit in 60_u64..160,
+        releases in prop_oneof![
+            Just(Releases::AsRecorded), (1_u32..8).prop_map(Releases::EverySteps), Just(Releases::AfterEvaluation)
+        ],
     ) {
-        let probes = Training { accumulation: 3, evaluate: Some(4), checkpoint: Some(4), both_after: None };
+        let probes = Training { accumulation: 3, evaluate: Some(4), checkpoint: Some(4), both_after: None, trim: Trim::Never };
         let forecaster = probes.forecaster(6);
         let shapes: Vec<Shape> = lengths.iter().map(|length| Shape::of([8, *length])).collect();
         for (number, settings) in settings().into_iter().enumerate() {
@@ -373,6 +434,7 @@ proptest! {
                     evaluate_every: evaluate,
                     checkpoint_every: checkpoint,
                     accumulation_steps: Some(accumulation_steps),
+                    releases,
                     ..LongRun::of(&shapes)
                 };
                 let policy = Box::new(Native::with_settings(settings, limit * MIB));
@@ -393,7 +455,12 @@ proptest! {
         let forecaster = Training { evaluate: Some(4), ..PLAIN }.forecaster(6);
         let shapes: Vec<Shape> = lengths.iter().cycle().take(2000).map(|length| Shape::of([8, *length])).collect();
         let long = LongRun { evaluate_every: evaluate, ..LongRun::of(&shapes) };
-        let figures = play(forecaster.events(long).unwrap(), Box::new(Native::new(u64::MAX)), &mut |_| ());
-        prop_assert!(figures.periodic_from.is_some_and(|step| step < 1000), "{:?}", figures.periodic_from);
+        let collecting = Settings { garbage_collection_threshold: Some(0.3), ..Settings::default() };
+        for (settings, limit_bytes) in [(Settings::default(), u64::MAX), (collecting, 160 * MIB)] {
+            let policy = Box::new(Native::with_settings(settings, limit_bytes));
+            let figures = play(forecaster.events(long).unwrap(), policy, &mut |_| ());
+            let is_known = figures.periodic_from.is_some_and(|step| step < 1000);
+            prop_assert!(is_known || figures.out_of_memory.is_some(), "{:?}", figures.periodic_from);
+        }
     }
 }

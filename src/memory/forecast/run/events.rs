@@ -32,6 +32,21 @@ pub struct RunEvents<'a> {
     alike: Alike,
     next_ordinal: u64,
     steps: u32,
+    releases: Releases,
+    /// Whether the cache was handed back at the end of the part that is being made.
+    has_released: bool,
+}
+
+/// When a run hands its cache back to the device. That comes last in its step, or after the pass, as a training loop has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Releases {
+    /// Where the recording did.
+    #[default]
+    AsRecorded,
+    /// At the end of every so many micro-batches, counted from the first, and nowhere else.
+    EverySteps(u32),
+    /// After every evaluation pass, and nowhere else.
+    AfterEvaluation,
 }
 
 /// When a run does the same again.
@@ -95,8 +110,13 @@ impl<'a> RunEvents<'a> {
     }
 
     /// The same with a shape for each step.
-    pub(in crate::memory::forecast) fn shaped(recording: &'a Recording, sizes: Shaped<'a>, script: LongScript) -> Self {
-        Self::with(recording, Sizes::OfShape(sizes), Script::Long(Box::new(script)))
+    pub(in crate::memory::forecast) fn shaped(
+        recording: &'a Recording,
+        sizes: Shaped<'a>,
+        script: LongScript,
+        releases: Releases,
+    ) -> Self {
+        Self { releases, ..Self::with(recording, Sizes::OfShape(sizes), Script::Long(Box::new(script))) }
     }
 
     fn with(recording: &'a Recording, sizes: Sizes<'a>, script: Script) -> Self {
@@ -113,6 +133,8 @@ impl<'a> RunEvents<'a> {
             alike: Alike::default(),
             next_ordinal: 0,
             steps: 0,
+            releases: Releases::default(),
+            has_released: false,
         }
     }
 
@@ -124,7 +146,10 @@ impl<'a> RunEvents<'a> {
     /// When the run does the same again; `None` where that is not known, or its steps are not counted beforehand.
     pub(in crate::memory::forecast) fn cadence(&self) -> Option<Cadence> {
         let (Script::Long(script), Sizes::OfShape(shaped)) = (&self.script, &self.sizes) else { return None };
-        let steps = lcm(script.period_steps()?, shaped.period_steps()?)?;
+        let mut steps = lcm(script.period_steps()?, shaped.period_steps()?)?;
+        if let Releases::EverySteps(every) = self.releases {
+            steps = lcm(steps, every.max(1) as usize)?;
+        }
         Some(Cadence { from_step: u32::try_from(script.steady_from()).ok()?, steps: u32::try_from(steps).ok()? })
     }
 
@@ -189,11 +214,23 @@ impl<'a> RunEvents<'a> {
         self.first_ordinal = self.next_ordinal;
         self.next_ordinal += part.allocations.len() as u64;
         self.cursor = part.events.clone();
+        self.has_released = false;
         if let Sizes::OfShape(shaped) = &mut self.sizes {
             shaped.begin(part.kind);
         }
         *self.latest.get_mut(next.template)? = Some(self.first_ordinal);
         Some(())
+    }
+
+    /// Whether the part that has come to its end hands the cache back now.
+    fn releases_now(&mut self) -> bool {
+        let kind = self.current.and_then(|current| self.recording.parts().get(current.template)).map(|part| part.kind);
+        let is_due = match self.releases {
+            Releases::AsRecorded => false,
+            Releases::EverySteps(every) => kind == Some(PartKind::Step) && self.steps.is_multiple_of(every.max(1)),
+            Releases::AfterEvaluation => kind == Some(PartKind::Evaluation),
+        };
+        is_due && !std::mem::replace(&mut self.has_released, true)
     }
 
     fn translate(&mut self, event: Event) -> Option<Event> {
@@ -225,7 +262,8 @@ impl<'a> RunEvents<'a> {
                 }
                 Some(event)
             }
-            other @ (Event::FreeRequested { .. } | Event::Mark(Mark::Trim)) => Some(other),
+            Event::Mark(Mark::Trim) => (self.releases == Releases::AsRecorded).then_some(event),
+            Event::FreeRequested { .. } => Some(event),
         }
     }
 
@@ -270,6 +308,9 @@ impl Iterator for RunEvents<'_> {
     fn next(&mut self) -> Option<Event> {
         loop {
             let Some(index) = self.cursor.next() else {
+                if self.releases_now() {
+                    return Some(Event::Mark(Mark::Trim));
+                }
                 self.begin_part()?;
                 continue;
             };

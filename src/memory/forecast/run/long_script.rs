@@ -1,8 +1,8 @@
 //! The parts of a long run, put in order one update at a time.
 //!
 //! What a step frees may be of the step before it, so a template is used where the recording had it: the first updates of
-//! the run are those of the recording, the update that repeats comes after one like itself, the one whose end loads a batch
-//! for evaluation goes with its pass, and the one after a pass is its own where the recording went on.
+//! the run are those of the recording, the update that repeats comes after one like itself, and the one after a pass is its
+//! own where the recording went on. A pass brings its own batch, so it may come after any update, the very first included.
 //!
 //! Evaluation and checkpoint are templates of their own: each comes where it is due, with or without the other, whether
 //! or not the recording had both after one update.
@@ -31,8 +31,6 @@ pub(in crate::memory::forecast) struct LongTerms {
 #[derive(Clone, Debug)]
 struct Interlude {
     every: usize,
-    /// The steps of the update that it follows, where they prepare it.
-    steps: Option<Vec<usize>>,
     parts: Vec<usize>,
     /// The steps of the update after it, where the recording has one.
     after: Option<Vec<usize>>,
@@ -146,7 +144,7 @@ impl LongScript {
         let due = |interlude: &Option<Interlude>| interlude.clone().filter(|interlude| interlude.is_due(update));
         let (evaluation, checkpoint) = (due(&self.evaluation), due(&self.checkpoint));
         let window = if update == 0 { Window::FirstStep } else { Window::SteadyStep };
-        let steps = self.steps(update, [evaluation.as_ref(), checkpoint.as_ref()]).to_vec();
+        let steps = self.steps(update).to_vec();
         self.push(&steps, window);
         for interlude in [evaluation, checkpoint].into_iter().flatten() {
             self.push(&interlude.parts, window);
@@ -154,17 +152,14 @@ impl LongScript {
         self.coming.reverse();
     }
 
-    /// The steps of an update with these interludes after it.
-    fn steps<'a>(&'a self, update: usize, due: [Option<&'a Interlude>; 2]) -> &'a [usize] {
+    /// The steps of an update.
+    fn steps(&self, update: usize) -> &[usize] {
         let plain = self.plain.get(update).or(self.plain.last()).map(Vec::as_slice).unwrap_or_default();
         // The first update makes the optimizer's state, which no other one does.
         let Some(before) = update.checked_sub(1) else { return plain };
-        let prepared = due.into_iter().flatten().find_map(|interlude| interlude.steps.as_deref());
-        let followed = || {
-            let interludes = [&self.evaluation, &self.checkpoint].into_iter().flatten();
-            interludes.filter(|interlude| interlude.is_due(before)).find_map(|interlude| interlude.after.as_deref())
-        };
-        prepared.or_else(followed).unwrap_or(plain)
+        let interludes = [&self.evaluation, &self.checkpoint].into_iter().flatten();
+        let mut due = interludes.filter(|interlude| interlude.is_due(before));
+        due.find_map(|interlude| interlude.after.as_deref()).unwrap_or(plain)
     }
 
     fn push(&mut self, templates: &[usize], step: Window) {
@@ -239,11 +234,8 @@ impl Templates<'_> {
         };
         let update = complete.get(place).map(Vec::as_slice).unwrap_or_default();
         let after = complete.get(place + 1).filter(|after| self.is_plain(after));
-        // Where a checkpoint was recorded after an evaluation pass only, the steps before them prepared that pass.
-        let prepares_it = kind == PartKind::Evaluation || complete.get(place).is_some_and(alone);
         Ok(Some(Interlude {
             every,
-            steps: prepares_it.then(|| self.steps(update)).transpose()?,
             parts: self.of_kind(update, kind),
             after: after.map(|after| self.steps(after)).transpose()?,
         }))

@@ -11,7 +11,7 @@ use crate::memory::forecast::basis::with_equal_updates;
 use crate::memory::forecast::recording::{PartKind, Recording};
 use crate::memory::forecast::report::Method;
 use crate::memory::forecast::run::shaped::{ShapeFits, Shaped, Shapes};
-use crate::memory::forecast::run::{Doubled, LongScript, LongTerms, RunEvents, steps_of_an_update};
+use crate::memory::forecast::run::{Doubled, LongScript, LongTerms, Releases, RunEvents, steps_of_an_update};
 
 /// Sizes that fit no polynomial may be this share of all bytes; where more is off, the probes did not really do the same.
 const MAX_MISFIT_SHARE: f64 = 0.01;
@@ -84,13 +84,17 @@ pub struct LongRun<'a> {
     pub checkpoint_every: Option<usize>,
     /// Micro-batches of an update; `None` is as recorded.
     pub accumulation_steps: Option<usize>,
+    /// When the cache is handed back.
+    pub releases: Releases,
 }
 
 impl<'a> LongRun<'a> {
     /// A run of these shapes without evaluation and checkpoints, its updates as recorded.
     pub fn of(shapes: &'a dyn RunShapes) -> Self {
         let evaluation = if shapes.is_empty() { Shape::of([1]) } else { shapes.shape(0) };
-        Self { shapes, evaluation, evaluate_every: None, checkpoint_every: None, accumulation_steps: None }
+        let (evaluate_every, checkpoint_every, accumulation_steps) = (None, None, None);
+        let releases = Releases::AsRecorded;
+        Self { shapes, evaluation, evaluate_every, checkpoint_every, accumulation_steps, releases }
     }
 }
 
@@ -241,6 +245,6 @@ impl ShapeForecaster {
         };
         let script = LongScript::new(recording, terms)?;
         let shapes = Shapes { steps: run.shapes, evaluation: run.evaluation };
-        Ok(RunEvents::shaped(recording, Shaped::new(fits, shapes), script))
+        Ok(RunEvents::shaped(recording, Shaped::new(fits, shapes), script, run.releases))
     }
 }

@@ -9,9 +9,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use crate::memory::policy::native::Native;
-use crate::memory::policy::supervised::{Stop, Supervised};
-use crate::memory::policy::{AllocConf, Backend, Policy, ReleaseThreshold, Settings};
+use crate::memory::policy::{AllocConf, Backend, ReleaseThreshold, Settings};
 use crate::units::MIB;
 
 /// Sizes for `max_split_size_mb`. PyTorch refuses those of 20 MiB and less.
@@ -63,12 +61,6 @@ impl Candidate {
             Allocator::DriverPool(release_threshold) => Settings::driver_pool(*release_threshold),
             Allocator::Given(settings) => *settings,
         }
-    }
-
-    /// The allocator under a limit, with its releases.
-    pub fn policy(&self, limit_bytes: u64) -> Box<dyn Policy> {
-        let native = Native::with_settings(self.settings(), limit_bytes);
-        Box::new(Supervised::new(Box::new(native), Stop::default()).with_trim(self.trim_every))
     }
 
     /// Whether the model of the allocator may err.

@@ -8,6 +8,8 @@ use crate::memory::forecast::long_run::play;
 use crate::memory::forecast::shape::{LongRun, Shape};
 use crate::memory::forecast::testing::{FRAGMENTING, Program};
 use crate::memory::player::Player;
+use crate::memory::policy::native::Native;
+use crate::memory::policy::supervised::{Stop, Supervised};
 use crate::memory::policy::{ReleaseThreshold, Settings};
 use crate::units::MIB;
 
@@ -33,7 +35,9 @@ fn defaults() -> Candidate {
 /// A program as it really runs, under a setting: the step in which it runs out.
 fn really(program: Program, shapes: &[Shape], candidate: &Candidate, limit_bytes: u64) -> Option<u32> {
     let run: Vec<(u64, u64)> = shapes.iter().map(|shape| (shape.values()[0], shape.values()[1])).collect();
-    let mut player = Player::new(candidate.policy(limit_bytes));
+    let native = Native::with_settings(candidate.settings(), limit_bytes);
+    let policy = Supervised::new(Box::new(native), Stop::default()).with_trim(candidate.trim_every);
+    let mut player = Player::new(Box::new(policy));
     let mut step = 0;
     for event in program.record(&run) {
         if let Event::Mark(Mark::Step(number)) = event {

@@ -4,26 +4,20 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
 use super::{Block, BlockState, Heap};
+use crate::memory::policy::Fingerprint;
 use crate::memory::policy::settings::PoolKind;
-
-/// Whether the ages of idle blocks decide anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::memory::policy) enum Ages {
-    /// Nothing was collected so far, nor could be by going the same way again.
-    Idle,
-    /// The garbage collection has compared them.
-    Compared,
-}
 
 impl Heap {
     /// The blocks in the order of their addresses: sizes, states, who touches whom, and where pages begin.
     ///
+    /// Ages are hashed apart, and only of what a collection looks at: whole free segments of the large kind. Any other
+    /// free block gets a new age before it can become one.
+    ///
     /// Places in the arena, absolute addresses, sums and counts are left out: equal sizes are told apart by which address
     /// is lower, so the order alone decides. The hash is that of `std` with its fixed keys, so it is the same in every
     /// process of one build; it is compared within a run and never stored.
-    pub(in crate::memory::policy) fn fingerprint(&self, ages: Ages) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        ages.hash_into(&mut hasher);
+    pub(in crate::memory::policy) fn fingerprint(&self, collections: u64) -> Fingerprint {
+        let (mut hasher, mut ages) = (DefaultHasher::new(), DefaultHasher::new());
         for pool in &self.pools {
             (pool.stream, pool.kind == PoolKind::Small).hash(&mut hasher);
         }
@@ -42,16 +36,12 @@ impl Heap {
             if matches!(block.state, BlockState::Live | BlockState::Pending) {
                 block.requested_bytes.hash(&mut hasher);
             }
-            if ages == Ages::Compared && block.state == BlockState::Free {
-                self.pool(block.pool).searches.wrapping_sub(block.freed_at_search).hash(&mut hasher);
+            let pool = self.pool(block.pool);
+            let is_segment = block.is_whole() && block.range_start.is_none() && pool.kind == PoolKind::Large;
+            if is_segment && block.state == BlockState::Free {
+                pool.searches.wrapping_sub(block.freed_at_search).hash(&mut ages);
             }
         }
-        hasher.finish()
-    }
-}
-
-impl Ages {
-    fn hash_into(self, hasher: &mut DefaultHasher) {
-        (self == Self::Compared).hash(hasher);
+        Fingerprint { blocks: hasher.finish(), ages: ages.finish(), collections }
     }
 }

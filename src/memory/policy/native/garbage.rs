@@ -14,7 +14,7 @@ impl Native {
         if target == 0 {
             return;
         }
-        self.has_collected = true;
+        self.collections += 1;
         let mut idle: Vec<(Index, u64)> = self
             .free_blocks(PoolKind::Large)
             .filter(|index| self.is_segment(*index))

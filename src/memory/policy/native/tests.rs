@@ -232,3 +232,30 @@ fn the_drivers_pool_keeps_or_returns_its_cache_at_a_synchronisation() {
         give(&mut policy, vec![large[0]]);
     }
 }
+
+#[test]
+fn a_state_repeats_whatever_the_ages_unless_a_collection_compared_them_since() {
+    let settings = Settings { garbage_collection_threshold: Some(0.5), ..Settings::default() };
+    let mut native = Native::with_settings(settings, 100 * MIB);
+    let stream = Stream(0);
+    // A segment that nobody asks for again grows older.
+    let held = [30, 12, 14].map(|mib| native.allocate(mib * MIB, stream).unwrap());
+    held[..2].iter().for_each(|address| native.free(*address));
+    let small = |native: &mut Native| {
+        let address = native.allocate(12 * MIB, stream).unwrap();
+        native.free(address);
+    };
+    small(&mut native);
+    let before = native.fingerprint().unwrap();
+    (0..3).for_each(|_| small(&mut native));
+    let after = native.fingerprint().unwrap();
+    assert!(after.blocks == before.blocks && after.ages != before.ages, "{before:?} {after:?}");
+    assert!(after.repeats(before));
+    // Over half of the limit is held: what is passed over longest goes.
+    native.allocate(40 * MIB, stream).unwrap();
+    let collected = native.fingerprint().unwrap();
+    assert_eq!(collected.collections, before.collections + 1);
+    let same_blocks = super::super::Fingerprint { collections: collected.collections, ..after };
+    assert!(!same_blocks.repeats(before), "the ages decided");
+    assert!(super::super::Fingerprint { ages: before.ages, ..same_blocks }.repeats(before));
+}

@@ -15,12 +15,14 @@ use super::whole_run::{Basis, Play, RunTerms, Watch};
 use crate::config::plan::SafetyPlan;
 use crate::data::order::Shard;
 use crate::data::run_shapes::{BatchShape, RunShapes};
+use crate::memory::Trim;
 use crate::memory::forecast::long_run::{Breach, LongRunFigures, Terms, judge, play};
 use crate::memory::forecast::shape::{self, LongRun, Shape};
-use crate::memory::forecast::{ForecastError, MIN_BATCH_SIZE, Method};
+use crate::memory::forecast::{ForecastError, MIN_BATCH_SIZE, Method, Releases};
 use crate::memory::policy::supervised::{Stop, Supervised};
 use crate::memory::policy::{self, Policy, Settings};
 use crate::trial::outlook::{PlayedRun, RunBreach};
+use crate::trial::worker::TRIM_EVERY_STEPS;
 use crate::trial::{Outlook, Point};
 use crate::units::Bytes;
 
@@ -38,6 +40,7 @@ pub(super) struct Setting {
 pub(super) struct Coming<'a> {
     pub(super) run: &'a RunTerms,
     pub(super) point: &'a Point,
+    pub(super) trim: Trim,
     /// Of rank 0.
     pub(super) shapes: RunShapes,
     pub(super) basis: &'a Basis<'a>,
@@ -146,8 +149,20 @@ impl Coming<'_> {
             evaluate_every: self.cadence(self.run.evaluate_every),
             checkpoint_every: self.cadence(self.run.checkpoint_every),
             accumulation_steps: self.basis.varies.then_some(self.point.accumulation_steps.max(1)),
+            releases: self.releases(),
         };
         Ok(play(self.basis.forecaster.events(long)?, policy, on_step))
+    }
+
+    /// When the run hands its cache back. Probes are too short to show it at its own pace.
+    fn releases(&self) -> Releases {
+        let update = u32::try_from(self.point.accumulation_steps).unwrap_or(u32::MAX);
+        match self.trim {
+            Trim::Never => Releases::AsRecorded,
+            Trim::AfterUpdate => Releases::EverySteps(update),
+            Trim::EveryK => Releases::EverySteps(TRIM_EVERY_STEPS),
+            Trim::AfterEval => Releases::AfterEvaluation,
+        }
     }
 
     /// Updates from one pass to the next, in the recording's own.

@@ -17,11 +17,11 @@ use crate::memory::forecast::Method;
 use crate::memory::forecast::batching::{
     BatchedRun, Batching, Lengths, MAX_SAMPLES, Order, Outline, advised, standard,
 };
-use crate::memory::forecast::tuning::{Allocator, Candidate};
+use crate::memory::forecast::long_run::Breach;
+use crate::memory::policy;
 use crate::search::History;
 use crate::trial::Point;
 use crate::trial::remedies::{Changes, RunRemedies, RunRemedy};
-use crate::trial::worker::TRIM_EVERY_STEPS;
 
 /// Less memory by this share of the limit is a gain.
 const NEGLIGIBLE_DIVISOR: u64 = 100;
@@ -50,17 +50,18 @@ impl Probed {
     ) -> Option<RunRemedies> {
         let (run, samples) = (self.terms.run.as_ref()?, self.runs.samples?);
         let basis = self.basis(point, history).ok().filter(|basis| basis.method == Method::Exact)?;
-        let coming = |data: &DataSpec| Coming {
-            shapes: RunShapes::new(data, samples.count(), point.batch_size, run.seed),
-            ..self.coming(point, (run, samples), &basis)
-        };
-        let own = coming(&run.data);
+        let own = self.coming(point, (run, samples), &basis);
         let drawn: Vec<Drawn> = (0..run.replicas.max(1))
             .filter_map(|rank| Some(Drawn::of(own.of_rank(rank).samples()?, point.batch_size, run.horizon_steps)))
             .collect();
         let ways = ways(&own, drawn.first(), reach);
         let tried = Tried { settings: self.settings_of_run(point), drawn, is_counted: samples.is_counted() };
-        let comings: Vec<Coming<'_>> = ways.iter().map(|way| coming(&way.data)).collect();
+        let coming = |way: &Way| Coming {
+            trim: way.trim,
+            shapes: RunShapes::new(&way.data, samples.count(), point.batch_size, run.seed),
+            ..self.coming(point, (run, samples), &basis)
+        };
+        let comings: Vec<Coming<'_>> = ways.iter().map(coming).collect();
         let ranks = 0..run.replicas.max(1);
         let parts: Vec<(&Way, &Coming<'_>, usize)> = ways
             .iter()
@@ -83,7 +84,7 @@ struct Way {
     data: DataSpec,
     /// The same, for whoever counts; and what a sampler is to do.
     batching: Batching,
-    trim_every: Option<u32>,
+    trim: Trim,
 }
 
 /// The run as it is, and other ways.
@@ -91,7 +92,7 @@ fn ways(own: &Coming<'_>, drawn: Option<&Drawn>, reach: Reach) -> Vec<Way> {
     let (point, data) = (own.point, &own.run.data);
     let known = data.pad_to_multiple_of.unwrap_or(1) as u64;
     let batching = Batching { pad_to: known, ..Batching::of(point.batch_size as u64) };
-    let as_it_is = || Way { changes: Changes::default(), data: data.clone(), batching, trim_every: None };
+    let as_it_is = || Way { changes: Changes::default(), data: data.clone(), batching, trim: point.trim };
     let mut ways = vec![as_it_is()];
     if let Some(drawn) = drawn.filter(|_| own.basis.varies && data.padding == Padding::Longest) {
         let outline = Outline::of_steps(batching, drawn, u64::from(own.run.horizon_steps));
@@ -117,15 +118,14 @@ fn ways(own: &Coming<'_>, drawn: Option<&Drawn>, reach: Reach) -> Vec<Way> {
                 },
                 data: DataSpec { pad_to_multiple_of, ..data.clone() },
                 batching,
-                trim_every: None,
+                trim: point.trim,
             }
         }));
     }
     if reach == Reach::ShapesAndReleases && point.trim == Trim::Never {
-        let update = u32::try_from(point.accumulation_steps).unwrap_or(u32::MAX).max(1);
-        ways.extend([(Trim::EveryK, TRIM_EVERY_STEPS), (Trim::AfterUpdate, update)].map(|(trim, every)| Way {
+        ways.extend([Trim::EveryK, Trim::AfterUpdate].map(|trim| Way {
             changes: Changes { trim: Some(trim), ..Changes::default() },
-            trim_every: Some(every),
+            trim,
             ..as_it_is()
         }));
     }
@@ -172,9 +172,8 @@ impl Tried {
         let mut run = BatchedRun { epoch_steps: self.is_counted.then_some(epoch_steps), ..counted };
         let sequence = coming.sequence(loader);
         for setting in &self.settings {
-            let candidate =
-                Candidate { trim_every: way.trim_every, ..Candidate::of(Allocator::Given(setting.settings)) };
-            let (policy, mut goes_on) = (candidate.policy(coming.limit_bytes), || steps.goes_on());
+            let policy = policy::with_settings(setting.settings, coming.limit_bytes);
+            let mut goes_on = || steps.goes_on();
             let figures = match outline.as_ref().filter(|_| is_of_sampler) {
                 Some(outline) => coming.figures(outline, policy, &mut goes_on)?,
                 None => coming.figures(&sequence, policy, &mut goes_on)?,
@@ -260,17 +259,21 @@ fn gains(as_it_is: &BatchedRun, way: &BatchedRun, limit_bytes: u64) -> bool {
 /// Shares as the journal holds them.
 fn rounded(run: BatchedRun) -> BatchedRun {
     let round = crate::trial::statistics::round_for_json;
-    BatchedRun { fragmentation: run.fragmentation.map(round), padding_share: run.padding_share.map(round), ..run }
+    let breach = run.breach.map(|breach| match breach {
+        Breach::Rate { step, rate, threshold } => Breach::Rate { step, rate: round(rate), threshold },
+        other => other,
+    });
+    let [fragmentation, padding_share] = [run.fragmentation, run.padding_share].map(|share| share.map(round));
+    BatchedRun { breach, fragmentation, padding_share, ..run }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::forecast::long_run::Breach;
     use crate::units::MIB;
 
     fn way(changes: Changes) -> Way {
-        Way { changes, data: DataSpec::default(), batching: Batching::of(8), trim_every: None }
+        Way { changes, data: DataSpec::default(), batching: Batching::of(8), trim: Trim::Never }
     }
 
     fn part(peak_reserved_bytes: u64, step: Option<u32>) -> Option<Part> {

@@ -116,6 +116,26 @@ fn a_run_that_lasts_is_offered_what_holds_less_and_larger_batches_in_as_much() {
 }
 
 #[test]
+fn a_point_that_hands_its_cache_back_is_played_so_at_its_own_pace() {
+    let (probed, point) = known(u64::MAX, 1);
+    let calls = |trim| {
+        let point = Point { trim, ..point.clone() };
+        // The probes of a point that releases are its own; these allocate the same.
+        let mut probed = known(u64::MAX, 1).0;
+        for (batch_size, length) in length_probes::shapes(&probed.terms.run.clone().unwrap().data).unwrap() {
+            let events = FRAGMENTING.record(&[(batch_size as u64, length as u64); 5]);
+            probed.add_length_probe(&Point { batch_size, ..point.clone() }, length, events);
+        }
+        probed.play(&point, &History::default(), &mut patient).unwrap().runs[0].figures.device_calls
+    };
+    let never = probed.play(&point, &History::default(), &mut patient).unwrap().runs[0].figures.device_calls;
+    let [every_k, after_update] = [Trim::EveryK, Trim::AfterUpdate].map(calls);
+    assert_eq!(calls(Trim::Never), never);
+    // 300 steps: thirty releases of a segment and more, or three hundred.
+    assert!(never < 30 && every_k > 60 && after_update > 600, "{never}, {every_k}, {after_update}");
+}
+
+#[test]
 fn without_lengths_or_an_exact_forecast_nothing_is_looked_for() {
     let machine = Machine::new();
     let mut probed = Probed::new(machine.terms(&plan(64)));

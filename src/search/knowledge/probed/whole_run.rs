@@ -183,7 +183,8 @@ impl Probed {
         basis: &'a Basis<'a>,
     ) -> Coming<'a> {
         let shapes = RunShapes::new(&run.data, samples.count(), point.batch_size, run.seed);
-        Coming { run, point, shapes, basis, limit_bytes: self.terms.limit_bytes, safety: &self.terms.safety }
+        let (limit_bytes, safety, trim) = (self.terms.limit_bytes, &self.terms.safety, point.trim);
+        Coming { run, point, trim, shapes, basis, limit_bytes, safety }
     }
 
     /// The allocators that a run is played to: the device's own, and the planned one where that is another and counts.
