@@ -40,12 +40,12 @@ impl Rule for Growth {
 
     fn check(&self, trial: &TrialRecord, _safety: &SafetyPlan) -> Finding {
         if !trial.spec.is_soak() {
-            return Finding::none(None, "not judged: only a soak is long enough to show growth");
+            return Finding::none(None, "only a soak is long enough to show growth");
         }
         let count = trial.samples.len();
         if count < FEWEST_SAMPLES {
             let reason = format!(
-                "not judged: {FEWEST_SAMPLES} samples are needed and the soak has {count} (hint: more `soak_steps`, or a smaller `sample_every`)"
+                "{FEWEST_SAMPLES} samples are needed and the soak has {count} (hint: more `soak_steps`, or a smaller `sample_every`)"
             );
             return Finding::none(None, &reason);
         }

@@ -113,7 +113,7 @@ impl LongScript {
         self.begun += steps / self.steps_of_an_update().max(1);
     }
 
-    fn steps_of_an_update(&self) -> usize {
+    pub(super) fn steps_of_an_update(&self) -> usize {
         self.plain.last().map_or(1, Vec::len)
     }
 
