@@ -215,7 +215,7 @@ fn settings(found: &FoundBetter<'_>, html: &mut Html) {
             let result = match (one.ending, &one.breach, one.figures.out_of_memory) {
                 (Ending::OutOfMemory, _, Some(end)) => format!("out of memory at step {}", end.step),
                 (Ending::OutOfMemory, _, None) => "out of memory".to_owned(),
-                (Ending::Outdone, ..) => format!("held too much to win at step {}", one.figures.steps),
+                (Ending::Outdone, ..) => format!("cut short at step {}: it cannot win any more", one.figures.steps),
                 (Ending::Survived, Some(breach), _) => breach.to_string(),
                 (Ending::Survived, None, _) => "comes to its end".to_owned(),
             };
@@ -225,7 +225,7 @@ fn settings(found: &FoundBetter<'_>, html: &mut Html) {
                  <td class=\"long\">{}</td></tr>",
                 brief(&one.candidate, LONGEST_REASON),
                 one.stage.name(),
-                Bytes(one.figures.peak_reserved_bytes),
+                one.peak_reserved(),
                 one.figures.device_calls,
                 brief(result, LONGEST_REASON)
             );
