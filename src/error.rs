@@ -74,6 +74,9 @@ pub enum Error {
         /// Which.
         path: std::path::PathBuf,
     },
+    /// Standard output is for one result.
+    #[error("`--html -` and `--json` both go to standard output (hint: a file for the page)")]
+    TwoPrinted,
     /// A result file cannot be written.
     #[error("cannot write `{}`", path.display())]
     Output {
@@ -110,6 +113,7 @@ impl Error {
             | Self::NotForCuda { .. }
             | Self::OverSource { .. }
             | Self::SameOutput { .. }
+            | Self::TwoPrinted
             | Self::Output { .. }
             | Self::Io { .. } => exit_code::USAGE,
             Self::Watch(error) => error.exit_code(),

@@ -249,15 +249,25 @@ fn whole_runs_that_cannot_be_forecast_are_one_clear_error_each() {
     let shapes = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
     let trace = |(b, t): (u32, u32)| repository().join(format!("tests/fixtures/forecast/made/b{b}_t{t}.trace"));
     std::fs::write(folder.path().join("lengths.txt"), "90\n").unwrap();
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 18] = [
         (&["--run"], "--run-lengths"),
-        (&["--tune"], "<--run|--steps <N>>"),
+        (&["--tune"], "--run-lengths"),
         (&["--run", "--run-lengths", "nowhere.txt"], "cannot read `nowhere.txt`"),
         (&["--run", "--run-lengths", "40:500", "--token-budget", "999"], "does not hold two samples of `500`"),
         (&["--steps", "1000001", "--run-lengths", "40:500"], "is over 1000000"),
         (&["--run", "--run-lengths", "40:500", "--pad-to", "0"], "0 is not in 1..="),
         (&["--run", "--run-lengths", "40:500", "--evaluate-every", "5"], "the probes hold no evaluation"),
         (&["--steps", "9", "--run-lengths", "lengths.txt", "--html", "lengths.txt"], "lengths.txt"),
+        (&["--run-lengths", "500:40"], "longer than the longest"),
+        (&["--run-lengths", "0:16"], "expected two lengths from 1 to"),
+        (&["--run-lengths", "16:"], "expected two lengths from 1 to"),
+        (&["--run-lengths", "40:500", "--steps", "0"], "0 is not in 1.."),
+        (&["--run-lengths", "40:500", "--evaluate-every", "0"], "0 is not in 1.."),
+        (&["--run-lengths", "40:500", "--limit", "0"], "nothing fits under a limit of 0"),
+        (&["--run-lengths", "40:500", "--updates", "3"], "--updates"),
+        (&["--run-lengths", "40:500", "--backend", "cuda_malloc_async", "--conf", ""], "which has no settings"),
+        (&["--run-lengths", "40:500", "--steps", "9", "--html", "-", "--json"], "both go to standard output"),
+        (&["--run-lengths", "40:16777216", "--steps", "9"], "the sizes at the shape `8 × "),
     ];
     for (more, words) in cases {
         let mut command = tune(folder.path());

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use super::values::{at_least_one, limit};
 use super::{long_run, models, watch};
 use crate::memory::policy::Backend;
 use crate::report::export::Format;
@@ -198,7 +199,8 @@ pub(super) struct ExportArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("whole").args(["run", "steps"]).multiple(true))]
+// What only a whole run has; each of them means one.
+#[command(group = clap::ArgGroup::new("whole").args(WHOLE_RUN).multiple(true).conflicts_with_all(["updates", "last_batch"]))]
 #[command(after_help = FORECAST_EXAMPLES)]
 pub(super) struct ForecastArgs {
     /// Recordings of the same run at different batch sizes: PyTorch snapshots, batchtune traces or RMM logs
@@ -215,47 +217,49 @@ pub(super) struct ForecastArgs {
     #[arg(long, value_name = "KEY:VALUE,…")]
     pub(super) conf: Vec<String>,
     /// What the allocator may take from the device, such as 40GiB
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = limit)]
     pub(super) limit: Option<Bytes>,
-    /// Forecast a whole run of varying lengths, step by step; the recordings vary in batch size and length
-    #[arg(long, requires = "run_lengths", conflicts_with_all = ["updates", "last_batch"])]
+    /// Forecast a whole run of varying lengths, step by step; the recordings vary in batch size and length. Implied by
+    /// every option that only such a run has, from --steps to --html
+    #[arg(long)]
     pub(super) run: bool,
-    /// Its steps [default: 10000]; implies --run
-    #[arg(long, value_name = "N", requires = "run_lengths", conflicts_with_all = ["updates", "last_batch"])]
+    /// Its steps, rounded up to whole updates as they were recorded [default: 10000]
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
     pub(super) steps: Option<usize>,
     /// The length of each recording's samples
-    #[arg(long, value_name = "T,T,…", value_delimiter = ',', requires = "whole")]
+    #[arg(long, value_name = "T,T,…", value_delimiter = ',')]
     pub(super) lengths: Vec<u64>,
     /// How long the run's samples are: drawn between two bounds, such as 64:512, or a file with one length a line. Each
     /// batch is padded to its longest
-    #[arg(long, value_name = "MIN:MAX|FILE", requires = "whole")]
+    #[arg(long, value_name = "MIN:MAX|FILE")]
     pub(super) run_lengths: Option<long_run::RunLengths>,
     /// Rows are filled up to a multiple of so many tokens
-    #[arg(long, value_name = "N", requires = "whole", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(super) pad_to: Option<u64>,
     /// Samples come in windows of 50 batches, the longest first
-    #[arg(long, requires = "whole")]
+    #[arg(long)]
     pub(super) group_by_length: bool,
     /// A batch holds as many samples as fit into so many tokens, padding included, and --to of them at most
-    #[arg(long, value_name = "N", requires = "whole")]
+    #[arg(long, value_name = "N")]
     pub(super) token_budget: Option<u64>,
     /// An evaluation pass after every so many updates, where the recordings have one
-    #[arg(long, value_name = "N", requires = "whole")]
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
     pub(super) evaluate_every: Option<usize>,
     /// A checkpoint after every so many updates, where the recordings have one
-    #[arg(long, value_name = "N", requires = "whole")]
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
     pub(super) checkpoint_every: Option<usize>,
-    /// Search for settings of the allocator, and for ways to batch, that do better over the whole run
-    #[arg(long, requires = "whole")]
+    /// Search for settings of the allocator, and for ways to batch, that do better over the whole run. A way with a budget of
+    /// tokens has up to four times the samples of --to, and says so
+    #[arg(long)]
     pub(super) tune: bool,
-    /// The allocator of the whole run; cuda_malloc_async is the driver's pool as candle uses it
-    #[arg(long, value_enum, requires = "whole")]
+    /// The allocator of the whole run; cuda_malloc_async is the driver's pool as candle uses it, which has no --conf
+    #[arg(long, value_enum)]
     pub(super) backend: Option<BackendArg>,
-    /// Write a page with the series of the whole run
-    #[arg(long, value_name = "FILE", requires = "whole")]
-    pub(super) html: Option<PathBuf>,
+    /// Write a page with the series of the whole run [default path: forecast.html]; - is standard output
+    #[arg(long, value_name = "PATH", num_args = 0..=1)]
+    pub(super) html: Option<Option<PathBuf>>,
     /// Optimizer steps of the run [default: as recorded]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
     pub(super) updates: Option<usize>,
     /// The size of the epoch's last, smaller batch
     #[arg(long, value_name = "B")]
@@ -265,10 +269,37 @@ pub(super) struct ForecastArgs {
     pub(super) json: bool,
 }
 
+/// Options of `tune forecast` that say something of a whole run, and so mean one.
+const WHOLE_RUN: [&str; 12] = [
+    "run",
+    "steps",
+    "lengths",
+    "run_lengths",
+    "pad_to",
+    "group_by_length",
+    "token_budget",
+    "evaluate_every",
+    "checkpoint_every",
+    "tune",
+    "backend",
+    "html",
+];
+
 impl ForecastArgs {
     /// Whether the forecast is of a whole run, step by step.
     pub(super) fn is_whole_run(&self) -> bool {
-        self.run || self.steps.is_some()
+        self.run
+            || self.steps.is_some()
+            || !self.lengths.is_empty()
+            || self.run_lengths.is_some()
+            || self.pad_to.is_some()
+            || self.group_by_length
+            || self.token_budget.is_some()
+            || self.evaluate_every.is_some()
+            || self.checkpoint_every.is_some()
+            || self.tune
+            || self.backend.is_some()
+            || self.html.is_some()
     }
 }
 
@@ -285,9 +316,9 @@ pub(super) struct InspectArgs {
     /// Write a snapshot for PyTorch's Memory Viz page
     #[arg(long, value_name = "FILE")]
     pub(super) export: Option<PathBuf>,
-    /// Write a page with the timeline and the block map [default path: FILE with `.html` added]
-    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "")]
-    pub(super) html: Option<PathBuf>,
+    /// Write a page with the timeline and the block map [default path: FILE with `.html` added]; - is standard output
+    #[arg(long, value_name = "PATH", num_args = 0..=1)]
+    pub(super) html: Option<Option<PathBuf>>,
 }
 
 #[derive(Debug, Args)]
@@ -311,7 +342,7 @@ pub(super) struct ReplayArgs {
     #[arg(long, value_name = "KEY:VALUE,…")]
     pub(super) conf: Option<String>,
     /// What it may take from the device, such as 40GiB
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = limit)]
     pub(super) limit: Option<Bytes>,
     /// Try a set of sensible settings and rank them
     #[arg(long, conflicts_with_all = ["conf", "backend"])]

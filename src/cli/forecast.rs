@@ -166,7 +166,14 @@ fn table(report: &Report, limit: Option<Bytes>) -> String {
         );
     }
     if let Some(limit) = limit {
-        let largest = report.largest_batch_size.map_or_else(|| "none".to_owned(), |size| size.to_string());
+        let largest = match report.largest_batch_size {
+            Some(size) => size.to_string(),
+            // A line through peaks that do not grow meets no limit, and what lies on it says little.
+            None if report.points.iter().any(|point| point.fits) => {
+                "not known, since the larger recording took no more than the smaller one".to_owned()
+            }
+            None => "none".to_owned(),
+        };
         let _ = writeln!(text, "\nlargest batch that fits under {limit}: {largest}");
     }
     text

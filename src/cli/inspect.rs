@@ -4,16 +4,14 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use super::output::{keep_apart, keep_each_apart};
+use super::output::{Page, beside, keep_apart, keep_each_apart};
 use super::{Form, InspectArgs, input, print_result, rate, write_file};
 use crate::error::Error;
 use crate::exit_code;
 use crate::memory::inspect::{Inspection, folded_stacks};
 use crate::memory::recording::Recording;
 use crate::memory::snapshot::Snapshot;
-use crate::progress::say;
 use crate::report::html;
-use crate::report::recommendation::write_whole;
 use crate::text::harmless;
 use crate::units::{Bytes, plural};
 
@@ -21,9 +19,10 @@ use crate::units::{Bytes, plural};
 const SHOWN: usize = 8;
 
 pub(super) fn run(args: &InspectArgs) -> Result<u8, Error> {
-    let page =
-        args.html.as_ref().map(|path| if path.as_os_str().is_empty() { beside(&args.file) } else { path.clone() });
-    let outputs: Vec<&Path> = [&args.folded, &args.export, &page].into_iter().flatten().map(PathBuf::as_path).collect();
+    let form = Form::of(args.json);
+    let page = Page::asked(args.html.as_ref(), form, || beside(&args.file))?;
+    let files = [&args.folded, &args.export].into_iter().flatten().map(PathBuf::as_path);
+    let outputs: Vec<&Path> = files.chain(page.as_ref().and_then(Page::path)).collect();
     keep_each_apart(&outputs)?;
     for output in &outputs {
         keep_apart(output, std::slice::from_ref(&args.file))?;
@@ -37,12 +36,13 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Error> {
     if let Some(path) = &args.export {
         export(&recording, path)?;
     }
-    if let Some(path) = &page {
-        write_page(&args.file, &recording, &inspection, path)?;
-    }
-    match Form::of(args.json) {
+    match form {
         Form::Json => print_result(&format!("{}\n", super::to_json(&inspection)))?,
+        Form::Table if page == Some(Page::Printed) => {}
         Form::Table => print_result(&table(&args.file, &inspection))?,
+    }
+    if let Some(page) = &page {
+        page.write(&page_of(&args.file, &recording, &inspection)?)?;
     }
     Ok(exit_code::SAFE)
 }
@@ -57,21 +57,11 @@ fn snapshot_of(recording: &Recording) -> Result<Cow<'_, Snapshot>, Error> {
     })
 }
 
-/// `snapshot.pickle.html` beside `snapshot.pickle`.
-fn beside(file: &Path) -> PathBuf {
-    let mut name = file.file_name().unwrap_or_default().to_owned();
-    name.push(".html");
-    file.with_file_name(name)
-}
-
-/// Writes the page of the recording, as a whole.
-fn write_page(file: &Path, recording: &Recording, inspection: &Inspection, path: &Path) -> Result<(), Error> {
+/// The page of the recording.
+fn page_of(file: &Path, recording: &Recording, inspection: &Inspection) -> Result<String, Error> {
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
     let snapshot = snapshot_of(recording)?;
-    let page = html::recording(&html::Recorded { name: &name, snapshot: &snapshot, inspection });
-    write_whole(path, page.as_bytes())?;
-    say(&format!("page: {}", path.display()));
-    Ok(())
+    Ok(html::recording(&html::Recorded { name: &name, snapshot: &snapshot, inspection }))
 }
 
 /// Writes a snapshot that PyTorch's Memory Viz page opens.

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::forecast::ForecastInputError;
 use super::input::InputError;
-use super::output::keep_apart;
+use super::output::{Page, keep_apart};
 use super::search::watch_for_signals;
 use super::{BackendArg, ForecastArgs, Form, print_result};
 use crate::error::Error;
@@ -23,9 +23,7 @@ use crate::memory::forecast::tuning::{
 use crate::memory::forecast::{ForecastError, Method};
 use crate::memory::policy::{AllocConf, Backend, Policy, ReleaseThreshold};
 use crate::memory::{Event, FragmentationMetric};
-use crate::progress::say;
 use crate::report::html;
-use crate::report::recommendation::write_whole;
 use crate::trial::Interrupt;
 
 mod lengths;
@@ -36,6 +34,8 @@ pub(super) use lengths::RunLengths;
 use lengths::{MAX_LENGTH, Samples};
 use watched::Watched;
 
+/// Where the page goes if nobody says.
+const USUAL_PAGE: &str = "forecast.html";
 /// The most steps of a run.
 const MAX_STEPS: usize = 1_000_000;
 /// Steps of a run where nobody says.
@@ -60,6 +60,9 @@ pub enum LongRunError {
     /// How long the run's samples are is not known.
     #[error("a whole run needs the lengths of the run's samples (hint: `--run-lengths 64:512`, or a file of them)")]
     RunLengthsMissing,
+    /// Settings for an allocator that has none.
+    #[error("`--backend cuda_malloc_async` is the driver's pool, which has no settings (hint: leave `--conf` out)")]
+    ConfOfDriverPool,
     /// A run without an end.
     #[error("`--steps`: `{steps}` is over {MAX_STEPS} (hint: memory repeats itself long before)")]
     TooManySteps {
@@ -148,8 +151,10 @@ pub(super) fn run(
     recordings: &[(usize, Vec<Event>)],
     confs: &[(String, AllocConf)],
 ) -> Result<u8, Error> {
+    let form = Form::of(args.json);
+    let page = Page::asked(args.html.as_ref(), form, || PathBuf::from(USUAL_PAGE))?;
     let source = source(args, recordings).map_err(failed)?;
-    if let Some(page) = &args.html {
+    if let Some(page) = page.as_ref().and_then(Page::path) {
         let mut sources = args.files.clone();
         sources.extend(args.run_lengths.as_ref().and_then(RunLengths::file).map(PathBuf::from));
         keep_apart(page, &sources)?;
@@ -162,13 +167,14 @@ pub(super) fn run(
         Err(TuneError::Interrupted) => return Ok(exit_code::INTERRUPTED),
         Err(TuneError::Forecast(error)) => return Err(failed(error.into())),
     };
-    if let Some(page) = &args.html {
-        write_whole(page, html::long_run(&source.page(&report)).as_bytes())?;
-        say(&format!("page: {}", page.display()));
-    }
-    match Form::of(args.json) {
+    match form {
         Form::Json => print_result(&format!("{}\n", super::to_json(&report)))?,
+        Form::Table if page == Some(Page::Printed) => {}
         Form::Table => print_result(&words::report(&report))?,
+    }
+    // Last, so that a page that cannot be written costs no minutes of computing.
+    if let Some(page) = &page {
+        page.write(&html::long_run(&source.page(&report)))?;
     }
     Ok(exit_code::SAFE)
 }
@@ -178,6 +184,9 @@ fn failed(error: LongRunError) -> Error {
 }
 
 fn source<'a>(args: &'a ForecastArgs, recordings: &[(usize, Vec<Event>)]) -> Result<Source<'a>, LongRunError> {
+    if args.backend == Some(BackendArg::CudaMallocAsync) && !args.conf.is_empty() {
+        return Err(LongRunError::ConfOfDriverPool);
+    }
     let forecaster = forecaster(args, recordings)?;
     let steps = args.steps.unwrap_or(USUAL_STEPS);
     if steps > MAX_STEPS {

@@ -37,6 +37,7 @@ mod report;
 mod schema;
 mod search;
 mod slots;
+mod values;
 mod watch;
 
 pub use forecast::ForecastInputError;

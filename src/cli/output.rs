@@ -4,7 +4,67 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::{Form, print_result};
 use crate::error::Error;
+use crate::progress::say;
+use crate::report::recommendation::write_whole;
+
+/// Where a page goes: `--html PATH`, `--html` alone for its usual place, `--html -` for standard output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Page {
+    /// To standard output, in place of what the command would print there.
+    Printed,
+    /// Into a file.
+    Written(PathBuf),
+}
+
+impl Page {
+    /// What was asked for: a path, or none for the usual one.
+    pub(super) fn of(asked: Option<&Path>, usual: impl FnOnce() -> PathBuf) -> Self {
+        match asked {
+            Some(path) if path == Path::new("-") => Self::Printed,
+            Some(path) => Self::Written(path.to_owned()),
+            None => Self::Written(usual()),
+        }
+    }
+
+    /// The page of a command that may print JSON as well, if one was asked for. Standard output has place for one of them.
+    pub(super) fn asked(
+        asked: Option<&Option<PathBuf>>,
+        form: Form,
+        usual: impl FnOnce() -> PathBuf,
+    ) -> Result<Option<Self>, Error> {
+        let page = asked.map(|path| Self::of(path.as_deref(), usual));
+        if page == Some(Self::Printed) && form == Form::Json { Err(Error::TwoPrinted) } else { Ok(page) }
+    }
+
+    /// The file, if it is one.
+    pub(super) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Printed => None,
+            Self::Written(path) => Some(path),
+        }
+    }
+
+    /// Writes it whole and says where it is.
+    pub(super) fn write(&self, html: &str) -> Result<(), Error> {
+        match self {
+            Self::Printed => print_result(html),
+            Self::Written(path) => {
+                write_whole(path, html.as_bytes())?;
+                say(&format!("page: {}", path.display()));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// `snapshot.pickle.html` beside `snapshot.pickle`.
+pub(super) fn beside(file: &Path) -> PathBuf {
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(".html");
+    file.with_file_name(name)
+}
 
 /// Refuses to write over a file that was read, under whatever name.
 pub(super) fn keep_apart(output: &Path, sources: &[PathBuf]) -> Result<(), Error> {

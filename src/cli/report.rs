@@ -2,11 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::output::keep_apart;
-use super::{ReportArgs, print_result};
+use super::ReportArgs;
+use super::output::{Page, keep_apart};
 use crate::error::Error;
 use crate::exit_code;
-use crate::progress::say;
 use crate::report::html;
 use crate::report::recommendation::{ReportError, write_whole};
 use crate::search::driver::DriverError;
@@ -25,15 +24,12 @@ pub(super) fn run(args: &ReportArgs) -> Result<u8, Error> {
         [one, ..] => (html::page(one), html::FILE_NAME),
         [] => (String::new(), html::FILE_NAME),
     };
-    if args.output.as_deref() == Some(Path::new("-")) {
-        print_result(&page)?;
-        return Ok(exit_code::SAFE);
+    let usual = || args.studies.first().map(|study| folder_of(study).join(name)).unwrap_or_default();
+    let output = Page::of(args.output.as_deref(), usual);
+    if let Some(path) = output.path() {
+        keep_apart(path, &args.studies.iter().map(|study| journal_of(study)).collect::<Vec<PathBuf>>())?;
     }
-    let beside = || args.studies.first().map(|study| folder_of(study).join(name)).unwrap_or_default();
-    let output = args.output.clone().unwrap_or_else(beside);
-    keep_apart(&output, &args.studies.iter().map(|study| journal_of(study)).collect::<Vec<PathBuf>>())?;
-    write_whole(&output, page.as_bytes())?;
-    say(&format!("report: {}", output.display()));
+    output.write(&page)?;
     Ok(exit_code::SAFE)
 }
 

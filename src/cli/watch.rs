@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use super::output::keep_apart;
+use super::output::{Page, beside, keep_apart};
 use super::{Form, input, print_result};
 use crate::device::DeviceChoice;
 use crate::device::nvml::process_name;
@@ -19,7 +19,6 @@ use crate::error::Error;
 use crate::exit_code;
 use crate::progress::say;
 use crate::report::html;
-use crate::report::recommendation::write_whole;
 use crate::text::with_causes;
 use crate::trial::Interrupt;
 use crate::units::{format_duration, parse_duration};
@@ -61,30 +60,34 @@ pub(super) struct WatchArgs {
     /// Judge what --record kept, and look at no card
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pid", "device", "interval", "record"])]
     replay: Option<PathBuf>,
-    /// Write a page of what was recorded, with its chart
-    #[arg(long, value_name = "FILE", requires = "replay")]
-    html: Option<PathBuf>,
+    /// Write a page of what was recorded, with its chart [default path: FILE with `.html` added]; - is standard output
+    #[arg(long, value_name = "PATH", num_args = 0..=1, requires = "replay")]
+    html: Option<Option<PathBuf>>,
 }
 
 pub(super) fn run(args: &WatchArgs) -> Result<u8, Error> {
     match &args.replay {
-        Some(path) => replay(path, args.html.as_deref(), Form::of(args.json)),
+        Some(path) => replay(path, args.html.as_ref(), Form::of(args.json)),
         None => live(args),
     }
 }
 
 /// Judges a recorded watch.
-fn replay(path: &Path, page: Option<&Path>, form: Form) -> Result<u8, Error> {
+fn replay(path: &Path, page: Option<&Option<PathBuf>>, form: Form) -> Result<u8, Error> {
+    let page = Page::asked(page, form, || beside(path))?;
+    if let Some(page) = page.as_ref().and_then(Page::path) {
+        keep_apart(page, &[path.to_owned()])?;
+    }
     let text = input::watch(path)?;
     let read = Recorded::read(&text).map_err(|problem| WatchError::Recording { path: path.to_owned(), problem })?;
     let summary = read.observations.summary(read.ending);
-    if let Some(page) = page {
-        keep_apart(page, &[path.to_owned()])?;
-        write_whole(page, html::watch(&read.subject, &read.observations, &summary).as_bytes())?;
-    }
     match form {
         Form::Json => print_result(&format!("{}\n", super::to_json(&summary)))?,
+        Form::Table if page == Some(Page::Printed) => {}
         Form::Table => print_result(&words::summary(&read.subject, &summary, &read.observations))?,
+    }
+    if let Some(page) = page {
+        page.write(&html::watch(&read.subject, &read.observations, &summary))?;
     }
     Ok(exit_code::SAFE)
 }

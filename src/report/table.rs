@@ -146,7 +146,7 @@ fn answer(recommendation: &Recommendation) -> String {
             for check in &recommendation.checks {
                 // A known answer is read from a journal.
                 let (rule, reason) = (printable(&check.rule), printable(&check.reason));
-                let _ = writeln!(text, "  {:<7}  {rule}: {reason}", check.level().name());
+                let _ = writeln!(text, "  {:<7}  {rule}: {reason}", check.outcome());
             }
         }
         _ => text.push_str("No safe configuration was found.\n"),

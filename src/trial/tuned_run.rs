@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::memory::forecast::tuning::{Ending, Tried, Tuning};
+use crate::units::Bytes;
 
 /// What a search for settings over a coming run came to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +38,9 @@ pub struct TriedSetting {
     pub stage: String,
     /// The highest V.
     pub peak_reserved_bytes: u64,
+    /// Whether its play was cut short, since it could not win any more: then V came to that much at least.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_cut_short: bool,
     /// Requests to the device for memory, and returns of it.
     pub device_calls: u64,
     /// How its play ended, for people.
@@ -52,11 +56,18 @@ impl TriedSetting {
             name: one.candidate.to_string(),
             stage: one.stage.name().to_owned(),
             peak_reserved_bytes: one.figures.peak_reserved_bytes,
+            is_cut_short: one.ending == Ending::Outdone,
             device_calls: one.figures.device_calls,
             result: result(one),
             is_best: tuning.chosen == Some(place),
         };
         tuning.tried.iter().enumerate().map(row).collect()
+    }
+
+    /// The highest V, for people.
+    pub fn peak_reserved(&self) -> String {
+        let peak = Bytes(self.peak_reserved_bytes);
+        if self.is_cut_short { format!("≥ {peak}") } else { peak.to_string() }
     }
 }
 
@@ -64,7 +75,7 @@ fn result(one: &Tried) -> String {
     match (one.ending, &one.breach, one.figures.out_of_memory) {
         (Ending::OutOfMemory, _, Some(end)) => format!("out of memory at step {}", end.step),
         (Ending::OutOfMemory, _, None) => "out of memory".to_owned(),
-        (Ending::Outdone, ..) => format!("held too much to win at step {}", one.figures.steps),
+        (Ending::Outdone, ..) => format!("cut short at step {}: it cannot win any more", one.figures.steps),
         (Ending::Survived, Some(breach), _) => breach.to_string(),
         (Ending::Survived, None, _) => "comes to its end".to_owned(),
     }

@@ -24,15 +24,34 @@ pub(in crate::cli) enum RunLengths {
     File(PathBuf),
 }
 
+/// Why two bounds bound no length.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(in crate::cli) enum BoundsError {
+    /// A side of the colon has no number, or one that no length is.
+    #[error("expected two lengths from 1 to {MAX_LENGTH}, such as 64:512, or a file")]
+    Number,
+    /// The shortest is longer than the longest.
+    #[error("the shortest, `{min}`, is longer than the longest, `{max}` (hint: {max}:{min})")]
+    Reversed {
+        /// What stands first.
+        min: u64,
+        /// What stands second.
+        max: u64,
+    },
+}
+
 impl FromStr for RunLengths {
-    type Err = std::convert::Infallible;
+    type Err = BoundsError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bounds = text.split_once(':').and_then(|(min, max)| Some((min.parse().ok()?, max.parse().ok()?)));
-        Ok(match bounds {
-            Some((min, max)) if 0 < min && min <= max && max <= MAX_LENGTH => Self::Uniform { min, max },
-            _ => Self::File(PathBuf::from(text)),
-        })
+        // No file of lengths is called that.
+        let is_range = text.contains(':') && text.chars().all(|c| c.is_ascii_digit() || "+-:. ".contains(c));
+        let Some((min, max)) = text.split_once(':').filter(|_| is_range) else {
+            return Ok(Self::File(PathBuf::from(text)));
+        };
+        let length = |text: &str| text.parse().ok().filter(|length| (1..=MAX_LENGTH).contains(length));
+        let (min, max) = length(min).zip(length(max)).ok_or(BoundsError::Number)?;
+        if min > max { Err(BoundsError::Reversed { min, max }) } else { Ok(Self::Uniform { min, max }) }
     }
 }
 
@@ -123,11 +142,21 @@ mod tests {
 
     #[test]
     fn lengths_are_bounds_or_a_file() {
-        let parsed = |text: &str| text.parse::<RunLengths>().unwrap_or_else(|never| match never {});
-        assert_eq!(parsed("64:512"), RunLengths::Uniform { min: 64, max: 512 });
-        for text in ["512:64", "0:4", "lengths.txt", "1:99999999999"] {
-            assert_eq!(parsed(text), RunLengths::File(PathBuf::from(text)));
+        let parsed = |text: &str| text.parse::<RunLengths>();
+        assert_eq!(parsed("64:512"), Ok(RunLengths::Uniform { min: 64, max: 512 }));
+        for text in ["lengths.txt", "c:12", "64"] {
+            assert_eq!(parsed(text), Ok(RunLengths::File(PathBuf::from(text))));
         }
+    }
+
+    #[test]
+    fn bounds_that_bound_nothing_say_what_is_wrong_with_them() {
+        let refused = |text: &str| text.parse::<RunLengths>().unwrap_err();
+        for text in ["0:4", "16:", ":16", ":", "1:99999999999", "16:4294967295", "-1:5", "1:2:3", "1.5:2"] {
+            assert_eq!(refused(text), BoundsError::Number, "{text}");
+        }
+        let reversed = refused("512:64").to_string();
+        assert_eq!(reversed, "the shortest, `512`, is longer than the longest, `64` (hint: 64:512)");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{LongRunReport, LongRunRow, Tuned};
 use crate::cli::rate;
-use crate::memory::forecast::batching::{Remedies, Remedy};
+use crate::memory::forecast::batching::{Batching, Order, Remedies, Remedy};
 use crate::memory::forecast::long_run::LongRunFigures;
 use crate::memory::forecast::tuning::{Ending, Tried, Tuning};
 use crate::units::{Bytes, plural};
@@ -34,7 +34,8 @@ fn runs(runs: &[LongRunRow], text: &mut String) {
     );
     for run in runs {
         let figures = &run.figures;
-        let result = run.breach.as_ref().map_or_else(|| survived(figures), ToString::to_string);
+        let rounded = if u64::from(figures.steps) > run.batches.steps { ", rounded up to whole updates" } else { "" };
+        let result = run.breach.as_ref().map_or_else(|| format!("{}{rounded}", survived(figures)), ToString::to_string);
         let _ = writeln!(
             text,
             "{:>6}  {:<width$}  {:>14}  {:>14}  {:>10}  {:>11}  {:>12}  {result}",
@@ -66,7 +67,7 @@ fn tuning(tuning: &Tuning, text: &mut String) {
             text,
             " {mark} {:<width$}  {:>14}  {:>12}  {}",
             one.candidate.to_string(),
-            Bytes(one.figures.peak_reserved_bytes).to_string(),
+            one.peak_reserved(),
             one.figures.device_calls,
             ending(one)
         );
@@ -77,7 +78,7 @@ fn ending(one: &Tried) -> String {
     match (one.ending, &one.breach, one.figures.out_of_memory) {
         (Ending::OutOfMemory, _, Some(end)) => format!("out of memory at step {}", end.step),
         (Ending::OutOfMemory, _, None) => "out of memory".to_owned(),
-        (Ending::Outdone, ..) => format!("held too much to win at step {}", one.figures.steps),
+        (Ending::Outdone, ..) => format!("cut short at step {}: it cannot win any more", one.figures.steps),
         (Ending::Survived, Some(breach), _) => breach.to_string(),
         (Ending::Survived, None, _) => survived(&one.figures),
     }
@@ -116,6 +117,24 @@ fn remedies(remedies: &Remedies, text: &mut String) {
             figures.epoch_steps,
         );
     }
+    if let Some(way) = remedies.advised.and_then(|place| remedies.ways.get(place)) {
+        let _ = writeln!(text, "\nits options: {}", options(&way.batching));
+    }
+}
+
+/// What asks for a way to batch.
+fn options(batching: &Batching) -> String {
+    let mut options = format!("--to {}", batching.samples);
+    if let Some(budget) = batching.token_budget {
+        let _ = write!(options, " --token-budget {budget}");
+    }
+    if batching.pad_to > 1 {
+        let _ = write!(options, " --pad-to {}", batching.pad_to);
+    }
+    if batching.order == Order::ByLength {
+        options.push_str(" --group-by-length");
+    }
+    options
 }
 
 fn widest(texts: impl Iterator<Item = String>, heading: &str) -> usize {

@@ -18,6 +18,7 @@ use crate::memory::fragmentation::{Rates, peak_rate};
 use crate::memory::policy::{Policy, PoolState};
 
 mod breach;
+mod growth;
 mod periodic;
 mod player;
 mod series;
@@ -27,7 +28,7 @@ mod tests;
 #[cfg(test)]
 mod whole_tests;
 
-pub use breach::{Breach, Terms, judge};
+pub use breach::{Breach, Growing, Terms, has_plateau, judge};
 use periodic::{Calls, Kept, Repetition, Watch};
 use player::RunPlayer;
 use series::Series;
@@ -72,6 +73,9 @@ pub struct LongRunFigures {
     pub periodic_from: Option<u32>,
     /// Where it ran out of memory, if it did; the figures are of the steps before.
     pub out_of_memory: Option<LongRunEnd>,
+    /// Steps of an update: within one, what is live may differ from step to step.
+    #[serde(skip)]
+    pub steps_of_an_update: u32,
     /// The steps in which a rate rose to a new height.
     #[serde(skip)]
     pub heights: Heights,
@@ -87,6 +91,7 @@ pub struct LongRunFigures {
 pub fn play(mut run: RunEvents<'_>, policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)) -> LongRunFigures {
     let mut player = RunPlayer::new(policy);
     let mut keeper = Keeper::default();
+    keeper.figures.steps_of_an_update = run.steps_of_an_update();
     let mut watch = Watch::new(&run);
     let mut step: Option<u32> = None;
     while let Some(event) = run.next() {
@@ -114,6 +119,11 @@ pub fn play(mut run: RunEvents<'_>, policy: Box<dyn Policy>, on_step: &mut dyn F
                 allocated_bytes: error.allocated_bytes,
                 reserved_bytes: error.reserved_bytes,
             });
+            if step.is_none() {
+                // It ended before its first step, while the model was built.
+                keeper.figures.peak_allocated_bytes = error.allocated_bytes;
+                keeper.figures.peak_reserved_bytes = error.reserved_bytes;
+            }
             break;
         }
     }

@@ -154,6 +154,15 @@ pub enum ForecastError {
         /// Micro-steps of an update of the run.
         wanted: usize,
     },
+    /// A size that is none: far from the shapes that it was fitted to, a polynomial may go anywhere.
+    #[error(
+        "the sizes at the shape `{shape}` cannot be forecast: one of them comes out below 0 or above 1 PiB (hint: record \
+         shapes nearer to it)"
+    )]
+    NoSize {
+        /// The shape of the batch.
+        shape: shape::Shape,
+    },
     /// The run is too long.
     #[error("a run of `{updates}` updates is too long (hint: memory repeats itself long before {})", run::MAX_UPDATES)]
     TooManyUpdates {

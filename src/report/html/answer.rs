@@ -101,10 +101,12 @@ pub(super) fn write(study: &Study<'_>, html: &mut Html) {
     } else {
         table(html, "Safety rules", &["finding", "rule", "what it means"], |html| {
             for check in &recommendation.checks {
-                let level = check.level().name();
+                // What could not be judged has no colour.
+                let level = if check.outcome() == check.level().name() { check.outcome() } else { "nothing" };
                 write!(
                     html,
-                    "<tr><td class=\"{level}\">{level}</td><td>{}</td><td class=\"long\">{}</td></tr>",
+                    "<tr><td class=\"{level}\">{}</td><td>{}</td><td class=\"long\">{}</td></tr>",
+                    check.outcome(),
                     brief(check.rule.replace('_', " "), 80),
                     brief(&check.reason, LONGEST_REASON)
                 );

@@ -234,7 +234,7 @@ fn settings(title: &str, reason: &str, tried: &[TriedSetting], html: &mut Html) 
                  <td class=\"long\">{}</td></tr>",
                 brief(&one.name, LONGEST_REASON),
                 brief(&one.stage, LONGEST_REASON),
-                Bytes(one.peak_reserved_bytes),
+                one.peak_reserved(),
                 one.device_calls,
                 brief(&one.result, LONGEST_REASON)
             );

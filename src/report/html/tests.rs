@@ -225,6 +225,7 @@ fn a_whole_run_is_drawn_with_its_limit_and_where_it_breaks() {
         name: name.to_owned(),
         stage: "one setting changed".to_owned(),
         peak_reserved_bytes: 600 * MIB,
+        is_cut_short: false,
         device_calls: 12,
         result: "comes to its <end>".to_owned(),
         is_best,

@@ -36,7 +36,10 @@ impl Rule for FragmentationRate {
     fn check(&self, trial: &TrialRecord, safety: &SafetyPlan) -> Finding {
         let threshold = safety.fragmentation_threshold.0;
         if trial.completed() && !trial.is_observed() {
-            return Finding::none(Some(threshold), "not observed, since the program reports no allocator figures");
+            return Finding::none(
+                Some(threshold),
+                "fragmentation was not observed, since the program reports no allocator figures",
+            );
         }
         let rated = || rates(&trial.samples, safety);
         let highest = |a: &(MemorySample, f64), b: &(MemorySample, f64)| a.1.total_cmp(&b.1);

@@ -12,7 +12,11 @@
 //! A leak shows in A, the live bytes between steps, before it shows in V, which grows by whole segments and may stand still
 //! over a soak. What leaks must be held, so the line through A too must not reach C; the more serious finding counts.
 //!
-//! Both compare slopes in bytes a step: the value is the line's, the limit the one that would just reach C.
+//! Lengths that vary make A uneven; they do not change how many allocations are live between steps. Where that number grows
+//! for certain too, over two updates or more, something is allocated and never freed. Such a leak fails however far away C
+//! is, unless 10,000 steps of it are under 1 % of what is held.
+//!
+//! Both lines compare slopes in bytes a step: the value is the line's, the limit the one that would just reach C.
 //!
 //! It reads nothing but soaks with at least 20 samples in all, so that 10 or more are left in the half that counts, from
 //! where on the interval's normal approximation holds. The default soak has 26 (52 steps, a sample every second).
@@ -26,6 +30,8 @@ use crate::units::Bytes;
 
 /// The fewest samples of a soak, the first half included.
 const FEWEST_SAMPLES: usize = 20;
+/// What a leak has to come to, as a divisor of V.
+const NEGLIGIBLE_DIVISOR: f64 = 100.0;
 /// How many steps ahead the line is believed.
 const HORIZON_STEPS: f64 = 10_000.0;
 
@@ -40,24 +46,40 @@ impl Rule for Growth {
 
     fn check(&self, trial: &TrialRecord, _safety: &SafetyPlan) -> Finding {
         if !trial.spec.is_soak() {
-            return Finding::none(None, "not judged: only a soak is long enough to show growth");
+            return Finding::none(None, "only a soak is long enough to show growth");
         }
         let count = trial.samples.len();
         if count < FEWEST_SAMPLES {
             let reason = format!(
-                "not judged: {FEWEST_SAMPLES} samples are needed and the soak has {count} (hint: more `soak_steps`, or a smaller `sample_every`)"
+                "{FEWEST_SAMPLES} samples are needed and the soak has {count} (hint: more `soak_steps`, or a smaller `sample_every`)"
             );
             return Finding::none(None, &reason);
         }
         let second_half = trial.samples.get(count / 2..).unwrap_or_default();
         let reserved = Line::through(second_half, "reserved memory", |sample| sample.reserved_bytes);
         let live = Line::through(second_half, "live memory", |sample| sample.allocated_bytes);
-        match (reserved.map(|line| line.judge()), live.map(|line| line.judge())) {
+        let live = live.map(|line| match line.judge() {
+            found if found.level == Level::Warning && line.is_large() && leaves_more_live(trial, second_half) => {
+                let reason = format!("{}; allocations are made that are never freed", found.reason);
+                Finding { level: Level::Failed, reason, ..found }
+            }
+            found => found,
+        });
+        match (reserved.map(|line| line.judge()), live) {
             (Some(reserved), Some(live)) if live.level > reserved.level => live,
             (Some(reserved), _) => reserved,
             (None, _) => Finding::none(None, "all samples of the soak's second half are of one step"),
         }
     }
+}
+
+/// Whether the number of live allocations grows for certain. Within an update gradients may come to those before.
+fn leaves_more_live(trial: &TrialRecord, samples: &[MemorySample]) -> bool {
+    let [first, .., last] = samples else { return false };
+    let updates = (last.step - first.step) as usize / trial.spec.point.accumulation_steps.max(1);
+    let count = |sample: &MemorySample| (f64::from(sample.step), sample.allocated_blocks as f64);
+    let trend = Trend::of(&samples.iter().map(count).collect::<Vec<_>>());
+    updates >= 2 && trend.and_then(|trend| trend.slope_interval).is_some_and(|(low, _)| low > 0.0)
 }
 
 /// The line through V or A, with what it is held against.
@@ -67,6 +89,7 @@ struct Line {
     trend: Trend,
     last_step: f64,
     limit_bytes: u64,
+    held_bytes: u64,
 }
 
 impl Line {
@@ -74,7 +97,18 @@ impl Line {
         let points: Vec<(f64, f64)> =
             samples.iter().map(|sample| (f64::from(sample.step), bytes(sample) as f64)).collect();
         let last = samples.last()?;
-        Some(Self { what, trend: Trend::of(&points)?, last_step: f64::from(last.step), limit_bytes: last.limit_bytes })
+        Some(Self {
+            what,
+            trend: Trend::of(&points)?,
+            last_step: f64::from(last.step),
+            limit_bytes: last.limit_bytes,
+            held_bytes: last.reserved_bytes,
+        })
+    }
+
+    /// Whether it comes to anything within the horizon.
+    fn is_large(&self) -> bool {
+        self.trend.slope * HORIZON_STEPS > self.held_bytes as f64 / NEGLIGIBLE_DIVISOR
     }
 
     fn judge(&self) -> Finding {
@@ -203,6 +237,30 @@ mod tests {
         assert_eq!(leak(20).level, Level::Failed);
         for count in [0, 1] {
             assert_eq!(leak(count).value, None);
+        }
+    }
+
+    /// A soak that leaves so many more bytes and allocations live after each step, far from its limit.
+    fn leaking(bytes: u64, blocks: u64, accumulation_steps: usize) -> Finding {
+        let grown = |sample: MemorySample| MemorySample {
+            allocated_bytes: 100 * MIB + u64::from(sample.step) * bytes + u64::from(sample.step % 7) * bytes / 9,
+            allocated_blocks: 60 + u64::from(sample.step) * blocks,
+            limit_bytes: 1 << 40,
+            ..sample
+        };
+        let mut trial = soak(samples((0..26).map(|_| 500 * MIB)).into_iter().map(grown).collect());
+        trial.spec.point.accumulation_steps = accumulation_steps;
+        Growth.check(&trial, &safety())
+    }
+
+    #[test]
+    fn allocations_that_are_never_freed_fail_however_far_away_the_limit_is() {
+        let finding = leaking(20 * KIB, 1, 8);
+        assert_eq!(finding.level, Level::Failed, "{}", finding.reason);
+        assert!(finding.reason.ends_with("; allocations are made that are never freed"), "{}", finding.reason);
+        let others = [(20 * KIB, 0, 8), (512, 1, 8), (20 * KIB, 1, 32)];
+        for (bytes, blocks, accumulation_steps) in others {
+            assert_eq!(leaking(bytes, blocks, accumulation_steps).level, Level::Warning, "{bytes} {blocks}");
         }
     }
 

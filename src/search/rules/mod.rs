@@ -70,6 +70,10 @@ impl Level {
     }
 }
 
+/// How the reason of a rule begins that had nothing to judge by. `passed` is true of it, since nothing is against the
+/// trial; people are told the difference.
+const NOT_JUDGED: &str = "not judged: ";
+
 /// One rule's finding on a trial: a row of `checks` in the recommendation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Check {
@@ -100,6 +104,14 @@ impl Check {
             passed: level != Level::Failed,
             warning: level == Level::Warning,
             reason,
+        }
+    }
+
+    /// What it comes to, for people: what could not be judged has not failed, and is not said to have passed.
+    pub fn outcome(&self) -> &'static str {
+        match self.level() {
+            Level::Passed if self.reason.starts_with(NOT_JUDGED) => "-",
+            level => level.name(),
         }
     }
 
@@ -156,8 +168,8 @@ pub struct Finding {
 
 impl Finding {
     /// Nothing to read, and why.
-    fn none(limit: Option<f64>, reason: &str) -> Self {
-        Self { value: None, limit, level: Level::Passed, reason: reason.to_owned() }
+    fn none(limit: Option<f64>, why: &str) -> Self {
+        Self { value: None, limit, level: Level::Passed, reason: format!("{NOT_JUDGED}{why}") }
     }
 }
 

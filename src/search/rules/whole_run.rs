@@ -5,15 +5,16 @@
 //! into the soak's record as its [`Outlook`]: the one thing beside the recorded series that a rule reads. It is the record's,
 //! so it is in the journal, and a resumed study judges the same without playing anything.
 //!
-//! - It **fails** where the forecast breaks: out of memory, a rate above its threshold in the steady state, growth that
-//!   meets the limit. (Such a point is ruled out before its soak; the rule stands for a soak that has run all the same.)
+//! - It **fails** where the forecast breaks: out of memory, a rate above its threshold in the steady state, growth without a
+//!   plateau, however far away the limit is ([`judge`](crate::memory::forecast::long_run::judge) says what that is). (Such a point is ruled out before its soak; the rule stands for a soak that has run all the same.)
 //! - It **warns** where the forecast may err, or could not be made.
 //!
 //! The value is the step of the breach, counted from 0; there is no value where there is none.
 
-use super::{Finding, Level, Rule};
+use super::{Finding, Level, NOT_JUDGED, Rule};
 use crate::config::plan::SafetyPlan;
 use crate::memory::forecast::Method;
+use crate::memory::forecast::long_run::has_plateau;
 use crate::trial::outlook::RunBreach;
 use crate::trial::{Outlook, TrialRecord};
 use crate::units::Bytes;
@@ -29,13 +30,13 @@ impl Rule for WholeRun {
 
     fn check(&self, trial: &TrialRecord, safety: &SafetyPlan) -> Finding {
         if !trial.spec.is_soak() {
-            return Finding::none(None, "not judged: the whole run is forecast before a soak");
+            return Finding::none(None, "the whole run is forecast before a soak");
         }
         let Some(outlook) = &trial.outlook else {
             let reason = if safety.horizon_steps == 0 {
-                "not judged: `safety.horizon_steps` is 0"
+                "`safety.horizon_steps` is 0"
             } else {
-                "not judged: the whole run was not forecast"
+                "the whole run was not forecast"
             };
             return Finding::none(None, reason);
         };
@@ -53,18 +54,21 @@ impl Rule for WholeRun {
 /// What an outlook says, for people.
 pub fn sentence(outlook: &Outlook) -> String {
     if outlook.method == Method::None {
-        return format!("not judged: {}", outlook.reason);
+        return format!("{NOT_JUDGED}{}", outlook.reason);
     }
     let may_err = if outlook.method == Method::Exact { "" } else { ", by a forecast that may err" };
     match (&outlook.breach, &outlook.doubt) {
         (Some(RunBreach { reason, .. }), _) => format!("{reason}{may_err}"),
         (None, Some(RunBreach { reason, .. })) => format!("{reason}, by a forecast that may be wrong about it"),
-        (None, None) => format!(
-            "{} steps forecast: {} reserved, plateau from step {} on{may_err}",
-            outlook.steps,
-            Bytes(outlook.peak_reserved_bytes),
-            outlook.last_growth_step
-        ),
+        (None, None) => {
+            let (steps, last) = (outlook.steps, outlook.last_growth_step);
+            let growth = if has_plateau(steps, last) {
+                format!("plateau from step {last} on")
+            } else {
+                format!("no plateau yet: it last rose in step {last}, though at no steady pace")
+            };
+            format!("{steps} steps forecast: {} reserved, {growth}{may_err}", Bytes(outlook.peak_reserved_bytes))
+        }
     }
 }
 
@@ -101,6 +105,15 @@ mod tests {
         let finding = found(Some(outlook(Method::Exact)));
         assert_eq!((finding.value, finding.level), (None, Level::Passed));
         assert_eq!(finding.reason, "10000 steps forecast: 800.0 MiB reserved, plateau from step 812 on");
+    }
+
+    #[test]
+    fn no_plateau_is_claimed_where_the_last_quarter_still_rose() {
+        for (last_growth_step, is_claimed) in [(7499, true), (7500, false), (9932, false)] {
+            let finding = found(Some(Outlook { last_growth_step, ..outlook(Method::Exact) }));
+            assert_eq!(finding.level, Level::Passed);
+            assert_eq!(finding.reason.contains("plateau from step"), is_claimed, "{}", finding.reason);
+        }
     }
 
     #[test]

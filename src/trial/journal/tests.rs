@@ -98,6 +98,7 @@ fn tried() -> TriedSetting {
         name: "defaults".to_owned(),
         stage: "as it is".to_owned(),
         peak_reserved_bytes: 6,
+        is_cut_short: true,
         device_calls: 3,
         result: "out of memory at step 7".to_owned(),
         is_best: false,

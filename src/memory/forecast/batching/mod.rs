@@ -131,7 +131,7 @@ impl fmt::Display for Batching {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         match self.token_budget {
-            Some(budget) => parts.push(format!("{budget} tokens a batch")),
+            Some(budget) => parts.push(format!("{budget} tokens a batch, {} samples at most", self.samples)),
             None => parts.push(format!("{} samples a batch", self.samples)),
         }
         if self.pad_to > 1 {

@@ -50,7 +50,7 @@ fn the_usual_ways_are_compared_with_the_run_as_it_is() {
             "8 samples a batch, padded to 256",
             "8 samples a batch, grouped by length",
             "8 samples a batch, padded to 64, grouped by length",
-            "3509 tokens a batch, grouped by length",
+            "3509 tokens a batch, 32 samples at most, grouped by length",
         ]
     );
     let [as_it_is, padded, grouped] = [names[0], names[2], names[4]].map(|name| named(&found, name));

@@ -6,6 +6,7 @@ use super::rates;
 use crate::memory::fragmentation::{Rates, peak_rate};
 use crate::memory::policy::PoolState;
 use crate::memory::spec::FragmentationMetric;
+use crate::units::MIB;
 
 /// The most points of a series.
 pub const MAX_POINTS: usize = 1024;
@@ -15,6 +16,8 @@ const HEIGHTS_A_WHOLE: f64 = 1000.0;
 
 /// Where the bytes behind a rate are under this share of the limit they do not gate, as in the rule `fragmentation`.
 const NEGLIGIBLE_DIVISOR: f64 = 100.0;
+/// What does not gate where there is no limit.
+const NEGLIGIBLE_BYTES: u64 = 64 * MIB;
 
 /// The figures of some steps in a row: the worst of each.
 ///
@@ -28,6 +31,12 @@ pub struct LongRunPoint {
     pub peak_allocated_bytes: u64,
     /// The highest V in them.
     pub peak_reserved_bytes: u64,
+    /// The least A at the end of a step: what no batch needs any more.
+    #[serde(default)]
+    pub live_bytes: u64,
+    /// The fewest live allocations at the end of a step. Of a healthy run they do not grow, whatever the lengths are.
+    #[serde(default)]
+    pub live_blocks: u64,
     /// L: the least of what one request could have had.
     pub largest_satisfiable_bytes: u64,
     /// U: the most free bytes that releasing the cache could not have given back.
@@ -47,6 +56,8 @@ impl LongRunPoint {
             step,
             peak_allocated_bytes: state.peak_allocated_bytes,
             peak_reserved_bytes: state.peak_reserved_bytes,
+            live_bytes: state.allocated_bytes,
+            live_blocks: state.allocated_blocks,
             largest_satisfiable_bytes: state.largest_satisfiable_bytes,
             unreleasable_bytes: state.unreleasable_bytes,
             rates: rates(state),
@@ -59,6 +70,8 @@ impl LongRunPoint {
             step: self.step,
             peak_allocated_bytes: self.peak_allocated_bytes.max(next.peak_allocated_bytes),
             peak_reserved_bytes: self.peak_reserved_bytes.max(next.peak_reserved_bytes),
+            live_bytes: self.live_bytes.min(next.live_bytes),
+            live_blocks: self.live_blocks.min(next.live_blocks),
             largest_satisfiable_bytes: self.largest_satisfiable_bytes.min(next.largest_satisfiable_bytes),
             unreleasable_bytes: self.unreleasable_bytes.max(next.unreleasable_bytes),
             rates: self.rates.highest(next.rates),
@@ -126,7 +139,7 @@ struct ReservedHeight {
 }
 
 /// The steps after the first ones in which V or a rate rose to a new height, so that the first step over any threshold is
-/// known although the series is thinned. Bytes under 1 % of the limit are left out. Bounded: heights that differ by less
+/// known although the series is thinned. Bytes under 1 % of the limit, or 64 MiB without one, are left out. Bounded: heights that differ by less
 /// than a thousandth count as one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Heights {
@@ -182,5 +195,5 @@ impl Heights {
 
 /// The bytes that do not count.
 fn negligible_bytes(limit_bytes: u64) -> f64 {
-    if limit_bytes == u64::MAX { 0.0 } else { limit_bytes as f64 / NEGLIGIBLE_DIVISOR }
+    if limit_bytes == u64::MAX { NEGLIGIBLE_BYTES as f64 } else { limit_bytes as f64 / NEGLIGIBLE_DIVISOR }
 }

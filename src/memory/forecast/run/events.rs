@@ -143,6 +143,14 @@ impl<'a> RunEvents<'a> {
         self.current.map(|part| (self.place, part))
     }
 
+    /// Steps of an update, where the run knows its updates.
+    pub(in crate::memory::forecast) fn steps_of_an_update(&self) -> u32 {
+        match &self.script {
+            Script::Long(script) => u32::try_from(script.steps_of_an_update()).unwrap_or(u32::MAX),
+            Script::Written(_) => 1,
+        }
+    }
+
     /// When the run does the same again; `None` where that is not known, or its steps are not counted beforehand.
     pub(in crate::memory::forecast) fn cadence(&self) -> Option<Cadence> {
         let (Script::Long(script), Sizes::OfShape(shaped)) = (&self.script, &self.sizes) else { return None };

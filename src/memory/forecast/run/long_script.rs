@@ -128,7 +128,7 @@ impl LongScript {
         self.inserted.count.saturating_mul(middles.count())
     }
 
-    fn steps_of_an_update(&self) -> usize {
+    pub(super) fn steps_of_an_update(&self) -> usize {
         self.plain.last().map_or(1, Vec::len)
     }
 

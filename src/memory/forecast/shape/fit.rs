@@ -63,6 +63,9 @@ impl Polynomial {
     }
 }
 
+/// No allocation is larger: what a fit gives beyond it (or below 0) is no size.
+const MOST_BYTES: u64 = 1 << 50;
+
 /// How an allocation's samples fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SizeFit {
@@ -82,7 +85,12 @@ pub enum SizeFit {
 }
 
 impl SizeFit {
-    /// The bytes at a shape. Sizes beyond `u64` stay there: nothing can hold them.
+    /// Whether there is a size at a shape.
+    pub fn has_size_at(&self, shape: &Shape) -> bool {
+        self.at(shape) <= MOST_BYTES
+    }
+
+    /// The bytes at a shape. Where there is [no size](Self::has_size_at) they are more than anything can hold.
     pub fn at(&self, shape: &Shape) -> u64 {
         match self {
             Self::Exact(polynomial) => polynomial.at(shape).unwrap_or(u64::MAX),
@@ -309,6 +317,15 @@ mod tests {
         for shape in probes() {
             assert!(fitted.at(&shape) >= padded(shape.values()[0], shape.values()[1]), "a bound of its samples");
         }
+    }
+
+    #[test]
+    fn far_from_the_probes_a_polynomial_may_have_no_size() {
+        let (shrinking, growing) = (fitted(|b, t| (256 - t) * b * 1024), fitted(|b, t| b * t * (1 << 32)));
+        let has_size = |fit: &SizeFit, t: u64| fit.has_size_at(&Shape::of([8, t]));
+        assert!(has_size(&shrinking, 256) && !has_size(&shrinking, 257));
+        assert!(has_size(&growing, 1 << 15) && !has_size(&growing, (1 << 15) + 1));
+        assert!(!SizeFit::Unknown.has_size_at(&Shape::of([2, 64])));
     }
 
     #[test]

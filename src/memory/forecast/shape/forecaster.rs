@@ -1,6 +1,6 @@
 //! Probes at a handful of shapes in, runs of any shapes out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{RunShapes, Shape, SizeFit, fit};
 use crate::memory::event::Event;
@@ -12,6 +12,7 @@ use crate::memory::forecast::recording::{PartKind, Recording};
 use crate::memory::forecast::report::Method;
 use crate::memory::forecast::run::shaped::{ShapeFits, Shaped, Shapes};
 use crate::memory::forecast::run::{Doubled, LongScript, LongTerms, Releases, RunEvents, steps_of_an_update};
+use crate::memory::policy::FastHash;
 
 /// Sizes that fit no polynomial may be this share of all bytes; where more is off, the probes did not really do the same.
 const MAX_MISFIT_SHARE: f64 = 0.01;
@@ -228,6 +229,16 @@ impl ShapeForecaster {
         steps.map(|part| part.events.len()).max().unwrap_or(0)
     }
 
+    /// The first shape of a run at which some allocation has no size.
+    fn without_sizes(&self, run: &LongRun<'_>) -> Option<Shape> {
+        let steps = run.shapes.period().unwrap_or(usize::MAX).min(run.shapes.len());
+        let passes = [run.evaluate_every, run.checkpoint_every].into_iter().flatten().any(|every| every > 0);
+        let shapes = (0..steps).map(|step| run.shapes.shape(step)).chain(passes.then_some(run.evaluation));
+        let mut seen = HashSet::<Shape, FastHash>::default();
+        let has_no_size = |shape: &Shape| self.fits.fits.iter().any(|fit| !fit.has_size_at(shape));
+        shapes.into_iter().find(|shape| seen.insert(*shape) && has_no_size(shape))
+    }
+
     /// The events of a long run, made one at a time. Its steps are rounded up to whole updates.
     pub fn events<'a>(&'a self, run: LongRun<'a>) -> Result<RunEvents<'a>, ForecastError> {
         let recorded = self.steps_of_an_update();
@@ -244,6 +255,9 @@ impl ShapeForecaster {
             checkpoint_every: run.checkpoint_every,
         };
         let script = LongScript::new(recording, terms)?;
+        if let Some(shape) = self.without_sizes(&run) {
+            return Err(ForecastError::NoSize { shape });
+        }
         let shapes = Shapes { steps: run.shapes, evaluation: run.evaluation };
         Ok(RunEvents::shaped(recording, Shaped::new(fits, shapes), script, run.releases))
     }

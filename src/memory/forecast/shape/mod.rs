@@ -63,3 +63,11 @@ impl Shape {
         self.axes
     }
 }
+
+impl std::fmt::Display for Shape {
+    /// `8 × 512`, in the order of the axes.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let values: Vec<String> = self.values().iter().map(u64::to_string).collect();
+        f.pad(&values.join(" × "))
+    }
+}

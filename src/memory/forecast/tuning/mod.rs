@@ -49,6 +49,7 @@ pub use search::tune;
 use super::ForecastError;
 use super::long_run::{Breach, LongRunFigures, Terms};
 use crate::memory::policy::Policy;
+use crate::units::Bytes;
 
 /// The most plays of a search.
 pub const MAX_PLAYS: usize = 32;
@@ -138,6 +139,14 @@ pub struct Tried {
     pub breach: Option<Breach>,
     /// Its figures. Only the baseline and the choice keep their series.
     pub figures: LongRunFigures,
+}
+
+impl Tried {
+    /// V at its highest, for people: of a play that was cut short it is known to be that much at least.
+    pub fn peak_reserved(&self) -> String {
+        let peak = Bytes(self.figures.peak_reserved_bytes);
+        if self.ending == Ending::Outdone { format!("≥ {peak}") } else { peak.to_string() }
+    }
 }
 
 /// What the search came to.

@@ -184,3 +184,20 @@ fn a_search_can_be_left_and_otherwise_counts_every_step() {
     let found = tune(&task, &observer).unwrap();
     assert_eq!(observer.steps.into_inner() as usize, found.tried.len() * 50);
 }
+
+#[test]
+fn what_is_cut_short_is_said_to_hold_that_much_at_least() {
+    let small = Program { staged_bytes: 64, ahead: 1, activation_bytes: 64 };
+    let found = tuned(small, &varying(60), defaults(), u64::MAX);
+    let held = found.baseline().unwrap().figures.peak_reserved_bytes;
+    let outdone: Vec<&Tried> = found.tried.iter().filter(|one| one.ending == Ending::Outdone).collect();
+    assert!(!outdone.is_empty());
+    for one in outdone {
+        let (said, figures) = (one.peak_reserved(), &one.figures);
+        assert!(
+            said.starts_with("≥ ") && figures.peak_reserved_bytes + held / 100 >= held,
+            "{}: {said}",
+            one.candidate
+        );
+    }
+}
