@@ -6,6 +6,7 @@ use super::ReportArgs;
 use super::output::{Page, keep_apart};
 use crate::error::Error;
 use crate::exit_code;
+use crate::progress::say;
 use crate::report::html;
 use crate::report::recommendation::{ReportError, write_whole};
 use crate::search::driver::DriverError;

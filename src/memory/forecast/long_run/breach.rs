@@ -65,7 +65,7 @@ pub enum Breach {
 }
 
 /// What grows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Growing {
     /// A between steps: something is allocated and never freed.
