@@ -133,8 +133,7 @@ impl Error {
                 DriverError::Executor(error) => match error {
                     ExecutorError::DeviceUnavailable(_)
                     | ExecutorError::NotStarted { .. }
-                    | ExecutorError::Launcher { .. }
-                    | ExecutorError::Apart { .. } => exit_code::DEVICE_UNAVAILABLE,
+                    | ExecutorError::Launcher { .. } => exit_code::DEVICE_UNAVAILABLE,
                     ExecutorError::Workload(_) | ExecutorError::Scratch { .. } => exit_code::USAGE,
                     ExecutorError::Cancelled => exit_code::INTERRUPTED,
                     ExecutorError::Spawn { .. }

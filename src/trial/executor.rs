@@ -118,18 +118,6 @@ pub enum ExecutorError {
         /// The last lines of its log.
         log: String,
     },
-    /// The launcher started the workers of several replicas on machines that are apart.
-    #[error(
-        "the replicas of a trial meet on one machine, and rank 0 is on `{first}`, rank {rank} on `{other}` (hint: let the launcher ask for one node, such as `--nodelist={first}` for Slurm, or run `tune` inside an allocation of one)"
-    )]
-    Apart {
-        /// The node of rank 0.
-        first: String,
-        /// The first rank that is on another.
-        rank: usize,
-        /// Its node.
-        other: String,
-    },
     /// The worker left while its device was being opened, since the driver stood still for longer than its lease.
     #[error("the worker heard nothing of the tuner for {seconds:.0} s and left (hint: was `tune` stopped?)")]
     LeaseExpired {

@@ -12,7 +12,7 @@ use candle_core::Tensor;
 
 use super::host::{Exchange, Exchanged};
 use super::link::{Deadline, Link, Tag};
-use super::{Collective, CollectiveError, Reduction, Replica, meeting};
+use super::{Collective, CollectiveError, Reduction, Relay, Replica, meeting};
 
 /// A rank's place in a group of one host.
 #[derive(Debug)]
@@ -34,8 +34,8 @@ struct Wires {
 
 impl UnixGroup {
     /// Meets the other ranks. Patience is that of the model's build until somebody sets another.
-    pub fn meet(replica: &Replica) -> Result<Self, CollectiveError> {
-        let links = meeting::links(replica)?;
+    pub fn meet(replica: &Replica, relay: &Relay) -> Result<Self, CollectiveError> {
+        let links = meeting::links(replica, relay)?;
         let group = Self {
             rank: replica.rank,
             world: replica.world,

@@ -22,7 +22,7 @@ use cudarc::driver::{CudaStream, DevicePtrMut};
 use half::{bf16, f16};
 
 use self::library::{Library, UNIQUE_ID_BYTES, UniqueId};
-use crate::device::collective::{Collective, CollectiveError, Reduction, Replica, UnixGroup};
+use crate::device::collective::{Collective, CollectiveError, Reduction, Relay, Replica, UnixGroup};
 
 mod library;
 
@@ -40,12 +40,12 @@ pub struct NcclGroup {
 
 impl NcclGroup {
     /// Meets the other ranks, on an open device, and forms the communicator with them.
-    pub fn join(replica: &Replica, device: &Device) -> Result<Self, CollectiveError> {
+    pub fn join(replica: &Replica, device: &Device, relay: &Relay) -> Result<Self, CollectiveError> {
         // Before anybody is waited for: where one machine lacks the library, so do all its ranks.
         let library = Library::get()?;
         let unusable = |reason: String| CollectiveError::Library { operation: "use the device", reason };
         let stream = device.as_cuda_device().map_err(|error| unusable(error.to_string()))?.cuda_stream();
-        let control = UnixGroup::meet(replica)?;
+        let control = UnixGroup::meet(replica, relay)?;
         let id = shared_id(library, &control)?;
         // NCCL takes the device whose context is the thread's.
         stream.context().bind_to_thread().map_err(|error| unusable(error.to_string()))?;
