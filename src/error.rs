@@ -139,8 +139,7 @@ impl Error {
                     | ExecutorError::NotStarted { .. }
                     | ExecutorError::Launcher { .. }
                     | ExecutorError::LauncherInput { .. }
-                    | ExecutorError::LauncherOutput { .. }
-                    | ExecutorError::Apart { .. } => exit_code::DEVICE_UNAVAILABLE,
+                    | ExecutorError::LauncherOutput { .. } => exit_code::DEVICE_UNAVAILABLE,
                     ExecutorError::Workload(_) | ExecutorError::Scratch { .. } => exit_code::USAGE,
                     ExecutorError::Cancelled => exit_code::INTERRUPTED,
                     ExecutorError::Spawn { .. }

@@ -41,7 +41,7 @@ use launched::{
     a_trial_whose_worker_lost_us_is_run_again, a_worker_out_of_reach_of_signals_is_cancelled,
     a_worker_that_never_starts_is_an_outcome_of_its_own, a_worker_whose_launcher_is_killed_is_cancelled,
     an_idle_worker_is_pinged_for_as_long_as_the_driver_lives, every_launched_worker_is_cancelled_whatever_its_end,
-    launched_workers_run_trials_in_a_session_of_their_own, replicas_on_two_machines_are_refused_by_the_names_of_both,
+    launched_workers_run_trials_in_a_session_of_their_own, replicas_on_two_machines_hear_each_other_and_who_is_gone,
 };
 use toy::{spec, workload};
 
@@ -97,7 +97,7 @@ const TESTS: &[Test] = tests![
     a_launcher_that_starts_nothing_is_told_from_a_worker_that_fails,
     a_worker_that_never_starts_is_an_outcome_of_its_own,
     a_trial_whose_worker_lost_us_is_run_again,
-    replicas_on_two_machines_are_refused_by_the_names_of_both,
+    replicas_on_two_machines_hear_each_other_and_who_is_gone,
     a_trial_whose_group_lost_us_is_run_again,
     a_real_worker_leaves_when_it_hears_nothing_for_its_lease,
     an_idle_worker_is_pinged_for_as_long_as_the_driver_lives,
@@ -636,7 +636,7 @@ fn a_worker_that_cannot_start_is_an_error_that_says_why() {
         error.to_string()
     };
     let version = start("speaks_another_version");
-    assert!(version.contains("protocol 99") && version.contains("expected 2"), "{version}");
+    assert!(version.contains("protocol 99") && version.contains("expected 3"), "{version}");
     assert!(!version.contains('\u{1b}'), "{version:?}");
     assert!(start("never_says_hello").contains("said nothing for 0 s"));
     let died = start("dies_at_the_start");

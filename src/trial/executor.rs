@@ -118,18 +118,6 @@ pub enum ExecutorError {
         /// The last lines of its log.
         log: String,
     },
-    /// The launcher started the workers of several replicas on machines that are apart.
-    #[error(
-        "the replicas of a trial meet on one machine, and rank 0 is on `{first}`, rank {rank} on `{other}` (hint: let the launcher ask for one node, such as `--nodelist={first}` for Slurm, or run `tune` inside an allocation of one)"
-    )]
-    Apart {
-        /// The node of rank 0.
-        first: String,
-        /// The first rank that is on another.
-        rank: usize,
-        /// Its node.
-        other: String,
-    },
     /// The launcher printed what is no worker's, and more of it than a greeting.
     #[error(
         "`{launcher}` printed on standard output where its worker's first word was due: {reason} (hint: that output is the \

@@ -14,6 +14,8 @@
 //!
 //! A worker that is one of several replicas hears nothing but pings after its hello until all of them have said theirs.
 //!
+//! Where the replicas' machines are apart the driver passes on, as `relay`, what the workers have for each other.
+//!
 //! A worker ends when its input ends. Its exit status is never success without the `ended` line. Unknown fields are
 //! ignored, so that a newer side can add some; unknown messages are a protocol error.
 //!
@@ -41,7 +43,7 @@ use crate::device::collective::Replica;
 use crate::memory::MemorySample;
 
 /// The protocol's version; both sides must speak the same.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// The lease of a worker that was not told another.
 pub const LEASE: Duration = Duration::from_secs(60);
@@ -73,6 +75,13 @@ pub enum ToWorker {
     Run {
         /// Which.
         trial: TrialSpec,
+    },
+    /// What another replica said.
+    Relay {
+        /// Its rank.
+        rank: usize,
+        /// What it said; nothing where it is gone.
+        bytes: Vec<u8>,
     },
     /// Finish the running step, then end the trial as cancelled.
     Stop,
@@ -154,6 +163,13 @@ pub enum FromWorker {
         rank: usize,
         /// How long it was waited for; `None` where it ended or left.
         seconds: Option<f64>,
+    },
+    /// This worker has something for another replica.
+    Relay {
+        /// The rank of the other.
+        rank: usize,
+        /// What it says; nothing where it will say no more.
+        bytes: Vec<u8>,
     },
     /// The trial is over.
     Ended {

@@ -10,7 +10,7 @@ use batchtune::data::order::Shard;
 use batchtune::data::rules::BatchRules;
 use batchtune::data::{self, DataSpec};
 use batchtune::device::DeviceSession;
-use batchtune::device::collective::{self, Cards, Collective, CollectiveError, Reduction, Replica};
+use batchtune::device::collective::{self, Cards, Collective, CollectiveError, Meeting, Reduction, Relay, Replica};
 use batchtune::device::cuda::CudaSession;
 use batchtune::memory::{AllocatorKind, LimitSpec, Phase};
 use batchtune::model::{BuildContext, ModelSpec, Registry};
@@ -51,10 +51,10 @@ fn place() -> (CudaSession, Arc<dyn Collective>) {
     let limit = LimitSpec::Bytes(Bytes(100 * GIB));
     let session = CudaSession::open(rank, limit, AllocatorKind::Auto).expect("a card for every rank");
     let minute = Duration::from_secs(60);
-    let meeting = PathBuf::from(std::env::var(MEETING).unwrap());
+    let meeting = Meeting::Folder(PathBuf::from(std::env::var(MEETING).unwrap()));
     let cards = Cards::Shared;
     let replica = Replica { rank, world: WORLD, meeting, token: 1, cards, start: minute, build: minute, step: minute };
-    let group = collective::join(&replica, session.candle()).unwrap();
+    let group = collective::join(&replica, session.candle(), &Relay::default()).unwrap();
     (session, group)
 }
 

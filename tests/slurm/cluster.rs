@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 /// Where the daemons' configuration is, for every program of Slurm's.
 pub(crate) const SLURM_CONF: &str = "SLURM_CONF";
 /// Says that this process runs the tests inside of a cluster that its parent brought up.
@@ -93,20 +96,41 @@ pub(crate) fn assert_nothing_is_left() {
     assert_eq!(queue(), "", "no job is left");
 }
 
-/// Fails unless the queue empties, and no worker of the program that ships is there.
+/// The command lines of all processes with the folders that tell more of them.
+fn commands() -> impl Iterator<Item = (PathBuf, Vec<String>)> {
+    std::fs::read_dir("/proc").unwrap().flatten().map(|process| {
+        let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let arguments = command.split(|byte| *byte == 0).map(|text| String::from_utf8_lossy(text).into_owned());
+        (process.path(), arguments.collect())
+    })
+}
+
+/// Fails unless the queue empties, and no worker of the program that ships is there, nor what would launch one.
 pub(crate) fn assert_no_worker_is_left() {
     assert_nothing_is_left();
-    let is_worker = |process: &std::fs::DirEntry| {
-        let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-        let arguments: Vec<&[u8]> = command.split(|byte| *byte == 0).collect();
-        arguments.contains(&env!("CARGO_BIN_EXE_tune").as_bytes()) && arguments.contains(&b"worker".as_slice())
+    let is_worker = |(_, arguments): &(PathBuf, Vec<String>)| {
+        [env!("CARGO_BIN_EXE_tune"), "worker"].iter().all(|word| arguments.iter().any(|argument| argument == word))
     };
     let until = Instant::now() + EMPTY_WITHIN;
-    let count = || std::fs::read_dir("/proc").unwrap().flatten().filter(is_worker).count();
+    let count = || commands().filter(is_worker).count();
     while count() > 0 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(count(), 0, "no worker is left");
+}
+
+/// Cancels a job in the middle of what its worker does: that goes no further first.
+pub(crate) fn cancel(job: &str) {
+    let is_worker =
+        |arguments: &[String]| arguments.iter().map(String::as_str).take(2).eq([env!("CARGO_BIN_EXE_tune"), "worker"]);
+    for (process, _) in commands().filter(|(_, arguments)| is_worker(arguments)) {
+        let environment = std::fs::read(process.join("environ")).unwrap_or_default();
+        if environment.split(|byte| *byte == 0).any(|variable| variable == format!("SLURM_JOB_ID={job}").as_bytes()) {
+            let number = process.file_name().unwrap().to_str().unwrap().parse().unwrap();
+            kill(Pid::from_raw(number), Signal::SIGSTOP).unwrap();
+        }
+    }
+    assert!(Command::new("scancel").arg(job).status().unwrap().success());
 }
 
 /// The numbers of the jobs that run or wait.

@@ -37,14 +37,14 @@ pub(crate) fn a_study_of_two_replicas_runs_each_trial_in_two_jobs() {
 pub(crate) fn a_rank_whose_job_is_cancelled_ends_the_trial_of_all() {
     let folder = tempfile::tempdir().unwrap();
     let (mut ended, mut cancelled) = (0, None);
-    let settings = ["target.replicas=2", "target.batch_size=8", "trial.steps=20"];
+    let settings = ["target.replicas=2", "target.batch_size=8", "trial.steps=40"];
     let settings = settings.iter().flat_map(|setting| ["--set", setting]);
     let arguments: Vec<&str> = ["--strategy", "grid"].into_iter().chain(settings).collect();
     let output = follow(folder.path(), &arguments, |event| {
         if is_in_a_later_trial(event, &mut ended) && cancelled.is_none() {
             let jobs = cluster::jobs();
             assert_eq!(jobs.len(), 2, "{}", cluster::queue());
-            assert!(Command::new("scancel").arg(&jobs[1]).status().unwrap().success());
+            cluster::cancel(&jobs[1]);
             cancelled = Some(jobs);
         }
     });

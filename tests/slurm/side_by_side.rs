@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::process::Command;
 
 use batchtune::trial::{Outcome, TrialRecord};
 use serde_json::Value;
@@ -82,13 +81,13 @@ pub(crate) fn a_job_that_is_cancelled_ends_its_trial_and_no_other() {
     }
     let folder = tempfile::tempdir().unwrap();
     let mut cancelled: Option<String> = None;
-    let settings = ["launcher.workers=2", "target.batch_size=8", "trial.steps=20"];
+    let settings = ["launcher.workers=2", "target.batch_size=8", "trial.steps=40"];
     grid(folder.path(), &settings, |event, watched| {
         let Some(worker) = watched.see(event, 3) else { return };
         // In the middle of a trial that is not the worker's first, while the other is in one too.
         if let (None, Some(job), 2) = (&cancelled, watched.jobs.get(&worker), watched.busy.len()) {
             assert!(cluster::jobs().contains(job), "{}", cluster::queue());
-            assert!(Command::new("scancel").arg(job).status().unwrap().success());
+            cluster::cancel(job);
             cancelled = Some(job.clone());
         }
     });

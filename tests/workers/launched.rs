@@ -256,13 +256,19 @@ fn group_of_two(part: &str) -> (Stage, ReplicaExecutor) {
     (stage, ReplicaExecutor::new(of_stage.unwrap(), vec![DeviceChoice::Cpu; 2]))
 }
 
-pub(crate) fn replicas_on_two_machines_are_refused_by_the_names_of_both() {
-    let (stage, mut group) = group_of_two("is_on_a_machine_of_its_own");
-    let error = group.start().unwrap_err();
-    let ExecutorError::Apart { first, rank: 1, other } = &error else { panic!("{error:?}") };
-    assert!(first != other && [first, other].iter().all(|node| node.starts_with('n')), "{error}");
+pub(crate) fn replicas_on_two_machines_hear_each_other_and_who_is_gone() {
+    let (stage, mut group) = group_of_two("talks_to_the_other_replica");
+    let mut run = |id| group.run(&spec(id, Purpose::Ladder), &mut |_| {}).unwrap();
+    assert!(run(2).completed() && run(4).completed());
+    let record = run(5);
+    assert!(crashed_by(&record.outcome, 9) && record.rank == Some(0), "{record:?}");
+    assert!(run(6).completed(), "a new group goes on");
     drop(group);
-    assert_eq!(stage.pids().len(), 2);
+    let heard = lines_of(&stage, "heard");
+    let count = |line: &str| heard.iter().filter(|heard| *heard == line).count();
+    assert_eq!((count("0: [7, 0]"), count("1: [7, 1]")), (4, 4), "{heard:?}");
+    assert!(count("0: []") >= 1, "rank 1 was told at once: {heard:?}");
+    assert_eq!(stage.pids().len(), 4);
     stage.close();
 }
 

@@ -39,10 +39,12 @@ pub(crate) fn play(part: &str) -> ExitCode {
         return code;
     }
     let mut limit = String::new();
+    let mut talk = Talk::default();
     for line in io::stdin().lock().lines() {
         let Ok(message) = serde_json::from_str(&line.expect("input is readable")) else { return ExitCode::from(99) };
         match message {
-            ToWorker::Open { workload, .. } => {
+            ToWorker::Open { workload, replica, .. } => {
+                talk.own = replica.map(|replica| replica.rank);
                 limit = serde_json::to_string(&workload.limit).expect("a limit has a JSON form");
                 let facts = facts();
                 say(
@@ -54,6 +56,8 @@ pub(crate) fn play(part: &str) -> ExitCode {
                     },
                 );
             }
+            ToWorker::Run { trial } if part == "talks_to_the_other_replica" => talk.begin(trial, &mut stage),
+            ToWorker::Relay { rank, bytes } => talk.hear(rank, &bytes, &mut stage),
             ToWorker::Run { trial } => {
                 if trial.id.0 % 2 == 1
                     && let Some(code) = misbehave(part, &trial, &mut stage)
@@ -68,6 +72,46 @@ pub(crate) fn play(part: &str) -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+/// What two replicas on two machines have for each other: each trial is run once a word of the other has come. In odd
+/// ones rank 0 is killed by it.
+#[derive(Default)]
+struct Talk {
+    own: Option<usize>,
+    trial: Option<TrialSpec>,
+    has_heard: bool,
+}
+
+impl Talk {
+    fn begin(&mut self, trial: TrialSpec, stage: &mut dyn Write) {
+        let own = self.own.expect("it is one of two replicas");
+        self.trial = Some(trial);
+        say(stage, &FromWorker::Relay { rank: 1 - own, bytes: vec![7, own as u8] });
+        self.go_on(stage);
+    }
+
+    fn hear(&mut self, rank: usize, bytes: &[u8], stage: &mut dyn Write) {
+        note("heard", &format!("{rank}: {bytes:?}"));
+        if let ([], Some(trial)) = (bytes, &self.trial) {
+            say(stage, &FromWorker::PeerLost { trial: trial.id, rank, seconds: None });
+            say(stage, &failed(trial.id, Outcome::Cancelled));
+        } else {
+            self.has_heard |= !bytes.is_empty();
+            self.go_on(stage);
+        }
+    }
+
+    fn go_on(&mut self, stage: &mut dyn Write) {
+        match self.trial.as_ref().filter(|_| self.has_heard) {
+            Some(trial) if trial.id.0 % 2 == 0 => {
+                run_well("", trial, "", stage);
+                *self = Self { own: self.own, ..Self::default() };
+            }
+            Some(_) if self.own == Some(0) => drop(raise(Signal::SIGKILL)),
+            _ => {}
+        }
+    }
 }
 
 fn opening(part: &str, stage: &mut dyn Write) -> Option<ExitCode> {
@@ -90,7 +134,7 @@ fn opening(part: &str, stage: &mut dyn Write) -> Option<ExitCode> {
             version: "0.0.1\u{1b}[2J".to_owned(),
             pid: std::process::id(),
             place: match part {
-                "is_on_a_machine_of_its_own" => {
+                "talks_to_the_other_replica" => {
                     let number = std::process::id().to_string();
                     Place { machine: Some(number.clone()), node: Some(format!("n{number}")), ..Place::here() }
                 }

@@ -5,6 +5,9 @@
 //!
 //! A rank says its number and the group's token. Whoever says anything else is sent away and does not count: another
 //! user's process that finds the socket can delay the meeting by a moment, and not take part.
+//!
+//! Where their machines are apart there is no such folder, and each rank has its wires already; they only wait for each
+//! other.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::link::{Deadline, Link, Tag};
-use super::{CollectiveError, MOST_RANKS, Replica};
+use super::{CollectiveError, MOST_RANKS, Meeting, Relay, Replica};
 
 /// The socket's name.
 const SOCKET: &str = "rank-0";
@@ -27,18 +30,53 @@ const INTRODUCTION: Duration = Duration::from_secs(2);
 const HELLO_BYTES: usize = 24;
 
 /// The connections of a rank once all have come: of rank 0 to each of the others in their order, of the others to it.
-pub(super) fn links(replica: &Replica) -> Result<Vec<Link>, CollectiveError> {
+pub(super) fn links(replica: &Replica, relay: &Relay) -> Result<Vec<Link>, CollectiveError> {
     let Replica { rank, world, ref meeting, .. } = *replica;
     if rank >= world || world > MOST_RANKS {
         return Err(CollectiveError::NoSuchRank { rank, world });
     }
-    let failed = |error: io::Error| CollectiveError::Meeting { folder: meeting.clone(), reason: error.to_string() };
     let by = Deadline::after(replica.start);
+    match meeting {
+        Meeting::Folder(folder) => in_folder(folder, replica, by),
+        Meeting::Driver(_) => by_driver(relay, replica, by),
+    }
+}
+
+/// The ranks greet each other over the wires that there are.
+fn by_driver(relay: &Relay, replica: &Replica, by: Deadline) -> Result<Vec<Link>, CollectiveError> {
+    let mut links = Vec::new();
+    for peer in replica.peers() {
+        let wire = relay.take(peer).map_err(|error| CollectiveError::Wire(error.to_string()))?;
+        links.push(Link::new(wire, peer));
+    }
+    if replica.rank == 0 {
+        for link in &mut links {
+            let mut said = [0; HELLO_BYTES];
+            link.receive((Tag::Hello, 0), &mut said, by)?;
+            if said != hello(replica, link.peer()) {
+                let reason = "it is of another group".to_owned();
+                return Err(CollectiveError::OutOfStep { rank: link.peer(), reason });
+            }
+        }
+        for link in &mut links {
+            link.send((Tag::Hello, 0), &[], by)?;
+        }
+    } else {
+        for link in &mut links {
+            link.send((Tag::Hello, 0), &hello(replica, replica.rank), by)?;
+            link.receive((Tag::Hello, 0), &mut [], by)?;
+        }
+    }
+    Ok(links)
+}
+
+fn in_folder(meeting: &Path, replica: &Replica, by: Deadline) -> Result<Vec<Link>, CollectiveError> {
+    let failed = |error: io::Error| CollectiveError::Meeting { folder: meeting.to_owned(), reason: error.to_string() };
     let folder = File::open(meeting).map_err(failed)?;
     let address = address(&folder);
-    if rank == 0 {
+    if replica.rank == 0 {
         let listener = UnixListener::bind(&address).map_err(failed)?;
-        let links = receive(&listener, replica, by);
+        let links = receive(&listener, (replica, meeting), by);
         // Nobody else is to come. A folder that cannot be changed any more goes with its study.
         let _ = std::fs::remove_file(&address);
         links
@@ -60,9 +98,12 @@ fn hello(replica: &Replica, rank: usize) -> [u8; HELLO_BYTES] {
 }
 
 /// Rank 0: waits for all the others.
-fn receive(listener: &UnixListener, replica: &Replica, by: Deadline) -> Result<Vec<Link>, CollectiveError> {
-    let failed =
-        |error: io::Error| CollectiveError::Meeting { folder: replica.meeting.clone(), reason: error.to_string() };
+fn receive(
+    listener: &UnixListener,
+    (replica, meeting): (&Replica, &Path),
+    by: Deadline,
+) -> Result<Vec<Link>, CollectiveError> {
+    let failed = |error: io::Error| CollectiveError::Meeting { folder: meeting.to_owned(), reason: error.to_string() };
     listener.set_nonblocking(true).map_err(failed)?;
     let mut links: Vec<Link> = Vec::new();
     loop {

@@ -8,8 +8,9 @@
 //!
 //! There are two kinds. [`unix`] connects processes of one host by sockets and sums on the host, in rank order, so that
 //! all ranks get the same bits: it is what the CPU's replicas use. On CUDA the tensors go through NCCL (feature `nccl`),
-//! and the sockets beside it carry what is not a tensor: words to agree on, and the news that a rank is lost, which NCCL
-//! by itself would wait for for ever.
+//! and the sockets beside it carry what is not a tensor: words to agree on, the communicator's identity at first, and the
+//! news that a rank is lost, which NCCL by itself would wait for for ever. Where the ranks of NCCL are on several machines
+//! their driver stands in for the sockets ([`Relay`]).
 //!
 //! This room knows no training. What is averaged, and when, is [`train`](crate::train)'s business.
 //!
@@ -34,10 +35,12 @@ mod host;
 mod link;
 mod meeting;
 mod queue;
+mod relay;
 #[cfg(test)]
 mod tests;
 pub mod unix;
 
+pub use relay::Relay;
 pub use unix::UnixGroup;
 
 /// The most ranks of a group: each is a process of this host with a device of its own.
@@ -50,8 +53,8 @@ pub struct Replica {
     pub rank: usize,
     /// How many there are.
     pub world: usize,
-    /// The folder where the ranks meet. It is of this group alone.
-    pub meeting: PathBuf,
+    /// How the ranks meet.
+    pub meeting: Meeting,
     /// What tells this group's ranks from strangers.
     pub token: u64,
     /// Which card it takes, where it is left to it.
@@ -63,6 +66,27 @@ pub struct Replica {
     pub build: Duration,
     /// How long to wait for a rank within a step.
     pub step: Duration,
+}
+
+/// How the ranks of a group find each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Meeting {
+    /// In a folder of their machine, which is of this group alone.
+    Folder(PathBuf),
+    /// By their driver, since they are not on one machine.
+    Driver(Apart),
+}
+
+/// Two ranks whose machines are apart.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Apart {
+    /// The node of rank 0.
+    pub first: String,
+    /// The first rank that is on another.
+    pub rank: usize,
+    /// Its node.
+    pub other: String,
 }
 
 /// Which cards the ranks of a group see.
@@ -77,6 +101,11 @@ pub enum Cards {
 }
 
 impl Replica {
+    /// The ranks that this one has a connection to: rank 0 to all others, and those to it.
+    pub fn peers(&self) -> std::ops::Range<usize> {
+        if self.rank == 0 { 1..self.world } else { 0..1 }
+    }
+
     /// Where the rank's card stands among those from the first on, of which the worker sees so many.
     pub fn card(&self, seen: usize) -> usize {
         match self.cards {
@@ -215,6 +244,15 @@ pub enum CollectiveError {
         /// Why not.
         reason: String,
     },
+    /// The ranks' machines are apart, and what they exchange does not leave one.
+    #[error(
+        "replicas on the CPU meet on one machine, and rank 0 is on `{}`, rank {} on `{}` (hint: let the launcher ask for one node, such as `--nodelist={}` for Slurm, or run `tune` inside an allocation of one)",
+        _0.first, _0.rank, _0.other, _0.first
+    )]
+    Apart(Apart),
+    /// A wire to another rank cannot be made.
+    #[error("replicas cannot be connected: {0}")]
+    Wire(String),
     /// The tensors cannot be exchanged.
     #[error("{0}")]
     Tensors(String),
@@ -244,10 +282,13 @@ impl CollectiveError {
     }
 }
 
-/// Meets the other ranks, and gives this one's place among them. `device` is the one that tensors are exchanged on.
-pub fn join(replica: &Replica, device: &Device) -> Result<Arc<dyn Collective>, CollectiveError> {
-    if let Device::Cuda(_) = device {
-        return super::cuda::join(replica, device);
+/// Meets the other ranks, and gives this one's place among them. `device` is the one that tensors are exchanged on;
+/// `relay` has the wires through the driver, where there are any.
+pub fn join(replica: &Replica, device: &Device, relay: &Relay) -> Result<Arc<dyn Collective>, CollectiveError> {
+    match (device, &replica.meeting) {
+        (Device::Cuda(_), _) => super::cuda::join(replica, device, relay),
+        // Gradients of the size of a model would crawl through the driver, and their time would be measured.
+        (_, Meeting::Driver(apart)) => Err(CollectiveError::Apart(apart.clone())),
+        (_, Meeting::Folder(_)) => Ok(Arc::new(UnixGroup::meet(replica, relay)?)),
     }
-    Ok(Arc::new(UnixGroup::meet(replica)?))
 }

@@ -253,8 +253,71 @@ fn ranks_that_do_different_things_are_told_so() {
 
 fn replica(meeting: &std::path::Path, rank: usize, world: usize) -> Replica {
     let second = Duration::from_secs(1);
-    let meeting = meeting.to_owned();
+    let meeting = Meeting::Folder(meeting.to_owned());
     Replica { rank, world, meeting, token: 77, cards: Cards::Shared, start: 20 * second, build: second, step: second }
+}
+
+fn meet(replica: &Replica) -> Result<UnixGroup, CollectiveError> {
+    UnixGroup::meet(replica, &Relay::default())
+}
+
+/// Places of ranks on two machines, each with its wires, between which the test stands in for the driver.
+fn apart(world: usize) -> Vec<(Replica, Relay)> {
+    let apart = Apart { first: "n1".to_owned(), rank: 1, other: "n2".to_owned() };
+    let of_rank = |rank| Replica { meeting: Meeting::Driver(apart.clone()), ..replica("/".as_ref(), rank, world) };
+    (0..world).map(|rank| (of_rank(rank), Relay::default())).collect()
+}
+
+#[test]
+fn ranks_whose_machines_are_apart_agree_through_their_driver_and_learn_who_is_gone() {
+    let ranks = apart(3);
+    thread::scope(|scope| {
+        for (replica, relay) in &ranks {
+            for peer in replica.peers() {
+                let (other, own) = (&ranks[peer].1, replica.rank);
+                scope.spawn(move || relay.pump(peer, |bytes| other.deliver(own, &bytes)));
+            }
+        }
+        let work = |(replica, relay): &(Replica, Relay)| {
+            let group = UnixGroup::meet(replica, relay).unwrap();
+            let words: Vec<Vec<u64>> =
+                (0..20).map(|round| group.gather(round + replica.rank as u64).unwrap()).collect();
+            assert_eq!(words[19], [19, 20, 21]);
+            // One that ends without a word is missed by the others.
+            if replica.rank == 2 { None } else { Some(group.gather(0).unwrap_err()) }
+        };
+        let working: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || work(rank))).collect();
+        let missed: Vec<_> = working.into_iter().filter_map(|rank| rank.join().unwrap()).collect();
+        assert_eq!(missed, [CollectiveError::PeerLost { rank: 2 }, CollectiveError::PeerLost { rank: 2 }]);
+    });
+}
+
+#[test]
+fn tensors_of_the_cpu_do_not_leave_their_machine() {
+    let (replica, relay) = apart(2).remove(0);
+    let text = join(&replica, &Device::Cpu, &relay).unwrap_err().to_string();
+    assert!(
+        text.starts_with("replicas on the CPU meet on one machine, and rank 0 is on `n1`, rank 1 on `n2`"),
+        "{text}"
+    );
+}
+
+#[test]
+fn wires_end_with_the_worker_whether_or_not_a_group_took_them() {
+    let relay = Relay::default();
+    thread::scope(|scope| {
+        let pump = scope.spawn(|| {
+            let mut told = Vec::new();
+            relay.pump(1, |bytes| told.push(bytes));
+            told
+        });
+        relay.deliver(1, &[7]);
+        relay.deliver(1 << 20, &[7]);
+        while !pump.is_finished() {
+            relay.close();
+        }
+        assert_eq!(pump.join().unwrap(), [vec![0_u8; 0]]);
+    });
 }
 
 #[test]
@@ -276,7 +339,7 @@ fn ranks_meet_in_a_folder_with_a_long_path_whatever_strangers_say() {
             .map(|rank| {
                 let replica = replica(&deep, rank, 3);
                 scope.spawn(move || {
-                    let group: Arc<dyn Collective> = join(&replica, &Device::Cpu).unwrap();
+                    let group: Arc<dyn Collective> = join(&replica, &Device::Cpu, &Relay::default()).unwrap();
                     group.gather(group.rank() as u64).unwrap()
                 })
             })
@@ -288,7 +351,7 @@ fn ranks_meet_in_a_folder_with_a_long_path_whatever_strangers_say() {
     assert_eq!(std::fs::read_dir(&deep).unwrap().count(), 0, "the socket is gone");
 
     let (first, second) = (replica(folder.path(), 0, 2), replica(folder.path(), 1, 2));
-    let listening = thread::spawn(move || UnixGroup::meet(&first).map(|group| group.gather(5)));
+    let listening = thread::spawn(move || meet(&first).map(|group| group.gather(5)));
     let socket = folder.path().join("rank-0");
     let stranger = loop {
         match UnixStream::connect(&socket) {
@@ -298,8 +361,8 @@ fn ranks_meet_in_a_folder_with_a_long_path_whatever_strangers_say() {
     };
     (&stranger).write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let false_friend = Replica { token: 78, start: Duration::from_millis(300), ..second.clone() };
-    assert!(UnixGroup::meet(&false_friend).is_err());
-    assert_eq!(UnixGroup::meet(&second).unwrap().gather(6).unwrap(), [5, 6]);
+    assert!(meet(&false_friend).is_err());
+    assert_eq!(meet(&second).unwrap().gather(6).unwrap(), [5, 6]);
     assert_eq!(listening.join().unwrap().unwrap().unwrap(), [5, 6]);
 }
 
@@ -307,10 +370,10 @@ fn ranks_meet_in_a_folder_with_a_long_path_whatever_strangers_say() {
 fn a_rank_that_never_comes_ends_the_meeting_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let start = Duration::from_millis(40);
-    let alone = |rank| UnixGroup::meet(&Replica { start, ..replica(folder.path(), rank, 3) }).unwrap_err();
+    let alone = |rank| meet(&Replica { start, ..replica(folder.path(), rank, 3) }).unwrap_err();
     assert_eq!(alone(0), CollectiveError::PeerSilent { rank: 1, seconds: 0.04 });
     assert_eq!(alone(1), CollectiveError::PeerSilent { rank: 0, seconds: 0.04 });
     assert!(matches!(alone(3), CollectiveError::NoSuchRank { rank: 3, world: 3 }));
     let nowhere = replica(&folder.path().join("missing"), 0, 2);
-    assert!(matches!(UnixGroup::meet(&nowhere), Err(CollectiveError::Meeting { .. })));
+    assert!(matches!(meet(&nowhere), Err(CollectiveError::Meeting { .. })));
 }

@@ -13,7 +13,7 @@ use candle_core::Tensor;
 use super::host::{Exchange, Exchanged};
 use super::link::{Deadline, Link, Tag};
 use super::queue::Queue;
-use super::{Collective, CollectiveError, Reduction, Replica, Work, meeting};
+use super::{Collective, CollectiveError, Reduction, Relay, Replica, Work, meeting};
 
 /// A rank's place in a group of one host.
 #[derive(Debug)]
@@ -46,8 +46,8 @@ struct Wires {
 
 impl UnixGroup {
     /// Meets the other ranks. Patience is that of the model's build until somebody sets another.
-    pub fn meet(replica: &Replica) -> Result<Self, CollectiveError> {
-        let links = meeting::links(replica)?;
+    pub fn meet(replica: &Replica, relay: &Relay) -> Result<Self, CollectiveError> {
+        let links = meeting::links(replica, relay)?;
         Ok(Self::new((replica.rank, replica.world), links, replica.build.saturating_add(replica.step)))
     }
 

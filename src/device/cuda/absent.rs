@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use crate::device::collective::{Collective, CollectiveError, Replica};
+use crate::device::collective::{Collective, CollectiveError, Relay, Replica};
 use crate::device::{AllocatorKind, DeviceChoice, DeviceError, DeviceSession, LimitSpec};
 
 /// The release of the toolkit that this was built with, as 1000 × major + 10 × minor: none.
@@ -47,6 +47,10 @@ pub fn apply_pool(ordinal: usize, _limit_bytes: u64) -> Result<PoolGuard, Device
 }
 
 /// Makes a rank's place in a group of CUDA devices: never.
-pub fn join(_replica: &Replica, _device: &candle_core::Device) -> Result<Arc<dyn Collective>, CollectiveError> {
+pub fn join(
+    _replica: &Replica,
+    _device: &candle_core::Device,
+    _relay: &Relay,
+) -> Result<Arc<dyn Collective>, CollectiveError> {
     Err(CollectiveError::NotCompiled)
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
-use super::collective::{Collective, CollectiveError, Replica};
+use super::collective::{Collective, CollectiveError, Relay, Replica};
 use super::{AllocatorKind, DeviceChoice, DeviceError, DeviceSession, LimitSpec, limit};
 
 mod card;
@@ -53,13 +53,21 @@ pub fn open(ordinal: usize, limit: LimitSpec, allocator: AllocatorKind) -> Resul
 
 /// Meets the other replicas of a group of CUDA devices.
 #[cfg(feature = "nccl")]
-pub fn join(replica: &Replica, device: &candle_core::Device) -> Result<Arc<dyn Collective>, CollectiveError> {
-    Ok(Arc::new(NcclGroup::join(replica, device)?))
+pub fn join(
+    replica: &Replica,
+    device: &candle_core::Device,
+    relay: &Relay,
+) -> Result<Arc<dyn Collective>, CollectiveError> {
+    Ok(Arc::new(NcclGroup::join(replica, device, relay)?))
 }
 
 /// Meets the other replicas of a group of CUDA devices: never in a build without NCCL.
 #[cfg(not(feature = "nccl"))]
-pub fn join(_replica: &Replica, _device: &candle_core::Device) -> Result<Arc<dyn Collective>, CollectiveError> {
+pub fn join(
+    _replica: &Replica,
+    _device: &candle_core::Device,
+    _relay: &Relay,
+) -> Result<Arc<dyn Collective>, CollectiveError> {
     Err(CollectiveError::NotCompiled)
 }
 

@@ -24,9 +24,11 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use super::group::{await_vanishing, watch_end};
+use super::muster::{Muster, Seat};
 use super::reader::{Line, LogTail, read_log, read_messages};
 use super::start::{command_of, command_of_launch, speak};
 use super::{Patience, WorkerCommand};
+use crate::device::collective::Meeting;
 use crate::trial::executor::ExecutorError;
 use crate::trial::launcher::{Cancel, Identity, Launch, WorkerFacts};
 use crate::trial::protocol::{FromWorker, PINGS_PER_LEASE, ToWorker};
@@ -105,6 +107,8 @@ pub(super) struct Worker {
     pub(super) identity: Identity,
     /// What its device is, once that is open.
     pub(super) facts: Option<WorkerFacts>,
+    /// Its place among replicas.
+    seat: Option<Seat>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +165,7 @@ impl Worker {
             cancel: launch.map(|launch| launch.cancel),
             identity: Identity::default(),
             facts: None,
+            seat: None,
         })
     }
 
@@ -174,6 +179,18 @@ impl Worker {
         let (Some(input), Ok(mut line)) = (&self.input, serde_json::to_vec(message)) else { return };
         line.push(b'\n');
         let _ = input.try_send(line);
+    }
+
+    /// Takes its place among replicas, where it is heard by the others from now on.
+    pub(super) fn take_seat(&mut self, muster: &Muster, rank: usize) {
+        if let Some(input) = &self.input {
+            self.seat = Some(muster.arrive(rank, &self.identity.place, input.clone()));
+        }
+    }
+
+    /// How the replicas meet, once all are there; `None` before.
+    pub(super) fn meeting(&mut self, folder: &Meeting) -> Option<Meeting> {
+        self.seat.as_mut()?.meeting(folder)
     }
 
     /// Whether it lives and has nothing to say, as between two trials.
@@ -199,13 +216,16 @@ impl Worker {
         loop {
             let logs = self.logs.as_ref().map_or_else(never, Receiver::clone);
             select_biased! {
-                recv(self.messages) -> line => return match line {
-                    Ok(Line::Said(message)) => Seen::Said(message),
-                    Ok(Line::Spoiled(why)) => Seen::Spoiled(why),
-                    Ok(Line::Torn) => Seen::Torn,
+                recv(self.messages) -> line => match line {
+                    Ok(Line::Said(message)) => match (*message, &self.seat) {
+                        (FromWorker::Relay { rank, bytes }, Some(seat)) => seat.pass_on(rank, bytes),
+                        (message, _) => return Seen::Said(Box::new(message)),
+                    },
+                    Ok(Line::Spoiled(why)) => return Seen::Spoiled(why),
+                    Ok(Line::Torn) => return Seen::Torn,
                     Err(_) => {
                         self.messages = never();
-                        Seen::Closed
+                        return Seen::Closed;
                     }
                 },
                 recv(self.exits) -> _ => {
@@ -235,6 +255,8 @@ impl Worker {
 
     /// Ends the worker and everything in its group. May be called again.
     pub(super) fn end(&mut self, manner: Manner, patience: &Patience) -> End {
+        // Its input does not end while others may speak to it.
+        self.seat = None;
         let mut is_gone = self.state != State::Running;
         // A launcher whose worker has not spoken may have none yet, and nobody who could be asked.
         let can_be_asked = !self.is_launched || self.identity.pid.is_some();

@@ -228,7 +228,11 @@ impl<'a> Watch<'a> {
                 self.record.measurement = measurement;
                 return Some(Ending::Answered { outcome: printable_outcome(outcome), clean });
             }
-            FromWorker::Hello { .. } | FromWorker::Ready { .. } | FromWorker::Refused { .. } => {
+            // What is for another replica has been passed on.
+            FromWorker::Hello { .. }
+            | FromWorker::Ready { .. }
+            | FromWorker::Refused { .. }
+            | FromWorker::Relay { .. } => {
                 return Some(Ending::Broken(format!("it said `{said}` in a trial")));
             }
         }
@@ -293,13 +297,16 @@ pub(super) fn name_of(message: &FromWorker) -> &'static str {
         FromWorker::Sample { .. } => "sample",
         FromWorker::Warning { .. } => "warning",
         FromWorker::PeerLost { .. } => "peer_lost",
+        FromWorker::Relay { .. } => "relay",
         FromWorker::Ended { .. } => "ended",
     }
 }
 
 fn trial_of(message: &FromWorker) -> Option<TrialId> {
     match message {
-        FromWorker::Hello { .. } | FromWorker::Ready { .. } | FromWorker::Refused { .. } => None,
+        FromWorker::Hello { .. } | FromWorker::Ready { .. } | FromWorker::Refused { .. } | FromWorker::Relay { .. } => {
+            None
+        }
         FromWorker::Step { trial, .. }
         | FromWorker::Extended { trial, .. }
         | FromWorker::Sample { trial, .. }

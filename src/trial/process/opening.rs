@@ -11,6 +11,7 @@ use super::child::{End, Manner, Seen, Worker};
 use super::pause::LastLook;
 use super::{LAST_WORDS, ProcessExecutor, TICK, follow, reader};
 use crate::device::DeviceFacts;
+use crate::device::collective::Replica;
 use crate::memory::LimitSpec;
 use crate::trial::executor::ExecutorError;
 use crate::trial::exit_status::{LEASE_EXPIRED, ORPHANED};
@@ -82,11 +83,11 @@ impl ProcessExecutor {
             }
             other => return Err(out_of_turn(&other, "a hello")),
         }
-        self.await_others(worker)?;
+        let replica = self.await_others(worker)?;
         worker.send(&ToWorker::Open {
             workload: Box::new(self.pinned_workload()),
             scratch: self.config.scratch.clone(),
-            replica: self.replica.clone(),
+            replica,
             lease: self.config.patience.lease,
         });
         match self.await_message(worker, Awaited::Ready)? {
@@ -97,13 +98,16 @@ impl ProcessExecutor {
         }
     }
 
-    /// Waits until the workers of all replicas have said where they run.
-    fn await_others(&self, worker: &mut Worker) -> Result<(), ExecutorError> {
-        let (Some(replica), Some(muster)) = (&self.replica, &self.muster) else { return Ok(()) };
-        muster.arrive(replica.rank, &worker.identity.place);
+    /// Waits until the workers of all replicas have said where they run. Gives this one's place among them.
+    fn await_others(&self, worker: &mut Worker) -> Result<Option<Replica>, ExecutorError> {
+        let (Some(replica), Some(muster)) = (&self.replica, &self.muster) else { return Ok(None) };
+        worker.take_seat(muster, replica.rank);
         // Pings follow the first message, and the worker has had its lease since it came.
         worker.send(&ToWorker::Ping);
-        while !muster.is_complete()? {
+        loop {
+            if let Some(meeting) = worker.meeting(&replica.meeting) {
+                return Ok(Some(Replica { meeting, ..replica.clone() }));
+            }
             if self.cancelled() {
                 return Err(ExecutorError::Cancelled);
             }
@@ -120,7 +124,6 @@ impl ProcessExecutor {
             let end = worker.end(Manner::Gently, &self.config.patience);
             return Err(self.explain(&unheard, &end, Awaited::Others));
         }
-        Ok(())
     }
 
     /// The workload with the limit that the first worker found: an automatic one is taken from the memory that is free

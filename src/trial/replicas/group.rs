@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::member::{Member, News};
 use crate::device::DeviceChoice;
-use crate::device::collective::{Cards, Replica};
+use crate::device::collective::{Cards, Meeting, Replica};
 use crate::trial::executor::ExecutorError;
 use crate::trial::process::{Muster, ProcessConfig};
 use crate::trial::spec::TrialSpec;
@@ -39,7 +39,7 @@ impl Group {
             let replica = Replica {
                 rank,
                 world,
-                meeting: meeting.path().to_owned(),
+                meeting: Meeting::Folder(meeting.path().to_owned()),
                 token,
                 cards,
                 start: config.patience.start,

@@ -10,8 +10,8 @@
 //! a silent one gives up a little before the driver does. So each says whom it lost and ends its trial; one that does not
 //! within a moment is ended. The outcome is that of the rank that began it, which the record names.
 //!
-//! Behind a launcher each rank is a job, or a step, of its own. None opens its device before all have begun, and all of
-//! them are to be on one machine. One that never begins, or is cancelled, ends the group as any other loss does, and every
+//! Behind a launcher each rank is a job, or a step, of its own. None opens its device before all have begun. Those
+//! that are on several machines meet by this process, which passes on what they have for each other. One that never begins, or is cancelled, ends the group as any other loss does, and every
 //! job of it is cancelled.
 //!
 //! A group in which all ranks completed runs the next trial. Any other is ended whole, and the next trial gets a new one:
@@ -87,9 +87,9 @@ impl ReplicaExecutor {
             match self.open_group() {
                 // Memory of the group before may take a moment to come back, and a scheduler that worked may have a
                 // moment of its own.
-                Err(
-                    ExecutorError::DeviceUnavailable(_) | ExecutorError::Launcher { .. } | ExecutorError::Apart { .. },
-                ) if self.facts.is_some() && Instant::now() < free_by && !self.is_cancelled() => {
+                Err(ExecutorError::DeviceUnavailable(_) | ExecutorError::Launcher { .. })
+                    if self.facts.is_some() && Instant::now() < free_by && !self.is_cancelled() =>
+                {
                     std::thread::sleep(RETRY_PAUSE);
                 }
                 result => return result,

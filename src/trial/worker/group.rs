@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::trial::{Halt, Trial, failed};
 use crate::data::order::Shard;
-use crate::device::collective::{self, Collective, CollectiveError, Replica};
+use crate::device::collective::{self, Collective, CollectiveError, Relay, Replica};
 use crate::device::{DeviceSession, StepError};
 use crate::memory::LimitSpec;
 use crate::trial::outcome::Outcome;
@@ -33,11 +33,11 @@ impl Place {
     /// Meets the other replicas on an open device. All of them get the least of their limits; those that share a host's
     /// memory, and were asked for no certain limit, share what one alone would take.
     pub(super) fn take(
-        replica: &Replica,
+        (replica, relay): (&Replica, &Relay),
         session: &mut dyn DeviceSession,
         limit: LimitSpec,
     ) -> Result<Self, CollectiveError> {
-        let group = collective::join(replica, session.candle())?;
+        let group = collective::join(replica, session.candle(), relay)?;
         let own_bytes = session.facts().limit_bytes;
         let least_bytes = !group.largest(!own_bytes)?;
         let is_shared = session.candle().is_cpu() && limit == LimitSpec::Auto;

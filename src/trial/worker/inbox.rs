@@ -9,7 +9,7 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::lease::Lease;
-use crate::device::collective::Replica;
+use crate::device::collective::{Relay, Replica};
 use crate::trial::exit_status::{DONE, ORPHANED};
 use crate::trial::protocol::{MAX_LINE_BYTES, ToWorker};
 use crate::trial::spec::{TrialSpec, WorkloadSpec};
@@ -38,6 +38,7 @@ pub struct Inbox {
     requests: Receiver<Request>,
     stop: Arc<AtomicBool>,
     lease: Arc<Lease>,
+    relay: Arc<Relay>,
 }
 
 impl Inbox {
@@ -47,14 +48,20 @@ impl Inbox {
         let (sender, requests) = unbounded();
         let stop = Arc::new(AtomicBool::new(false));
         let held = Arc::new(Lease::default());
-        let (flag, renewed) = (Arc::clone(&stop), Arc::clone(&held));
-        thread::spawn(move || leave(read(input, &sender, (&flag, &renewed))));
-        Self { requests, stop, lease: held }
+        let relay = Arc::new(Relay::default());
+        let ears = (Arc::clone(&stop), Arc::clone(&held), Arc::clone(&relay));
+        thread::spawn(move || leave(read(input, &sender, (&ears.0, &ears.1, &ears.2))));
+        Self { requests, stop, lease: held, relay }
     }
 
     /// What is known of the driver's signs of life.
     pub(super) fn lease(&self) -> Arc<Lease> {
         Arc::clone(&self.lease)
+    }
+
+    /// The wires to other replicas that go through the driver.
+    pub(super) fn relay(&self) -> &Relay {
+        &self.relay
     }
 
     /// The next request; `None` once the driver wants no more.
@@ -69,7 +76,11 @@ impl Inbox {
 }
 
 /// Reads until the driver wants no more; gives the exit status that this means.
-fn read(mut input: impl BufRead, requests: &Sender<Request>, (stop, lease): (&AtomicBool, &Lease)) -> i32 {
+fn read(
+    mut input: impl BufRead,
+    requests: &Sender<Request>,
+    (stop, lease, relay): (&AtomicBool, &Lease, &Relay),
+) -> i32 {
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -86,6 +97,10 @@ fn read(mut input: impl BufRead, requests: &Sender<Request>, (stop, lease): (&At
                 Request::Open { workload, scratch, replica }
             }
             Ok(ToWorker::Ping) => continue,
+            Ok(ToWorker::Relay { rank, bytes }) => {
+                relay.deliver(rank, &bytes);
+                continue;
+            }
             Ok(ToWorker::Run { trial }) => {
                 // A stop that came too late for the trial before is not meant for this one.
                 stop.store(false, Ordering::SeqCst);

@@ -22,7 +22,8 @@ use std::io::{self, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
-use std::thread;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, Scope};
 use std::time::Duration;
 
 use nix::sys::prctl::set_pdeathsig;
@@ -32,6 +33,7 @@ use nix::unistd::{dup2_stdout, getppid};
 use super::exit_status::{DONE, ORPHANED};
 use super::launcher::Place;
 use super::protocol::{FromWorker, PROTOCOL, Refusal};
+use crate::device::collective::{Meeting, Relay};
 use crate::device::cpu::leave_where_memory_is_refused;
 use crate::model::Registry;
 
@@ -148,9 +150,32 @@ fn status(code: i32) -> u8 {
 }
 
 /// Answers a driver until it wants no more.
-pub fn serve(registry: &Registry, inbox: &Inbox, output: impl Write) -> Result<(), ServeError> {
-    let mut speaker = Speaker { output };
-    speaker.say(&FromWorker::Hello {
+pub fn serve(registry: &Registry, inbox: &Inbox, output: impl Write + Send) -> Result<(), ServeError> {
+    let speaker = Mutex::new(Speaker { output });
+    thread::scope(|scope| {
+        // Whoever tells the driver what the group says is done with it.
+        let _wires = Wires(inbox.relay());
+        converse(registry, inbox, &speaker, scope)
+    })
+}
+
+/// Wires through the driver, which end with the conversation.
+struct Wires<'a>(&'a Relay);
+
+impl Drop for Wires<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+fn converse<'scope, W: Write + Send>(
+    registry: &Registry,
+    inbox: &'scope Inbox,
+    speaker: &'scope Mutex<Speaker<W>>,
+    scope: &'scope Scope<'scope, '_>,
+) -> Result<(), ServeError> {
+    let say = move |message: &FromWorker| speaker.lock().unwrap_or_else(PoisonError::into_inner).say(message);
+    say(&FromWorker::Hello {
         protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
@@ -169,16 +194,25 @@ pub fn serve(registry: &Registry, inbox: &Inbox, output: impl Write) -> Result<(
             scratch.display(),
             Place::here().node.unwrap_or_default()
         );
-        return Ok(speaker.say(&FromWorker::Refused { cause: Refusal::Workload, reason })?);
+        return Ok(say(&FromWorker::Refused { cause: Refusal::Workload, reason })?);
     }
+    if let Some(replica) = replica.as_ref().filter(|replica| matches!(replica.meeting, Meeting::Driver(_))) {
+        for peer in replica.peers() {
+            scope.spawn(move || {
+                // A driver that does not listen is found out by whoever has an answer for it.
+                inbox.relay().pump(peer, |bytes| drop(say(&FromWorker::Relay { rank: peer, bytes })));
+            });
+        }
+    }
+    let replica = replica.map(|replica| (replica, inbox.relay()));
     let mut opened = match Opened::open(registry, *workload, replica) {
         Ok(opened) => opened,
         Err(refused) => {
             let (cause, reason) = refused;
-            return Ok(speaker.say(&FromWorker::Refused { cause, reason })?);
+            return Ok(say(&FromWorker::Refused { cause, reason })?);
         }
     };
-    speaker.say(&FromWorker::Ready { facts: opened.session.facts().clone() })?;
+    say(&FromWorker::Ready { facts: opened.session.facts().clone() })?;
     loop {
         match inbox.next() {
             Some(Request::Run(spec)) => {
@@ -187,11 +221,11 @@ pub fn serve(registry: &Registry, inbox: &Inbox, output: impl Write) -> Result<(
                 let ended = if spec.is_throughput() {
                     throughput::run(&spec, &supplies, inbox)?
                 } else {
-                    let mut say = |message: &FromWorker| speaker.say(message);
+                    let mut say = say;
                     let stage = trial::Stage { session, supplies: &supplies, inbox, scratch: &scratch };
                     trial::run(&spec, stage, &mut say)?
                 };
-                speaker.say(&supplies.enter_into(ended))?;
+                say(&supplies.enter_into(ended))?;
             }
             Some(Request::Open { .. }) => return Err(ServeError::Input("a second workload".to_owned())),
             Some(Request::Invalid(reason)) => return Err(ServeError::Input(reason)),

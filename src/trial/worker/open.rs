@@ -11,7 +11,7 @@ use crate::data::lengths::{Lengths, Longest};
 use crate::data::loader::{Batches, Loader, LoaderConfig};
 use crate::data::rules::BatchRules;
 use crate::data::{self, Batch, Dataset};
-use crate::device::collective::{Cards, Replica};
+use crate::device::collective::{Cards, Relay, Replica};
 use crate::device::{self, DeviceChoice, DeviceSession, StepError};
 use crate::model::{BuildContext, Family, ModelError, Registry};
 use crate::text::with_causes;
@@ -131,18 +131,19 @@ impl<'a> Opened<'a> {
     pub(super) fn open(
         registry: &'a Registry,
         workload: WorkloadSpec,
-        replica: Option<Replica>,
+        replica: Option<(Replica, &Relay)>,
     ) -> Result<Self, Refused> {
         let of_workload = |error: &dyn std::error::Error| (Refusal::Workload, with_causes(error));
         let family = registry.get(&workload.model.family).map_err(|error| of_workload(&error))?;
         let input = family.input(&workload.model).map_err(|error| of_workload(&error))?;
-        let choice = device_of(workload.device, replica.as_ref());
+        let choice = device_of(workload.device, replica.as_ref().map(|(replica, _)| replica));
         let mut session = choice
             .and_then(|choice| device::open(choice, workload.limit, workload.allocator))
             .map_err(|error| (Refusal::Device, with_causes(&error)))?;
         let dataset = data::open(&workload.data, &input, workload.seed).map_err(|error| of_workload(&error))?;
         let (training, evaluation) = Part::split(&dataset);
-        let place = replica.map(|replica| Place::take(&replica, session.as_mut(), workload.limit)).transpose();
+        let place =
+            replica.map(|replica| Place::take((&replica.0, replica.1), session.as_mut(), workload.limit)).transpose();
         let place = place.map_err(|error| (Refusal::Device, with_causes(&error)))?;
         Ok(Self { session, family, workload, training, evaluation, place })
     }

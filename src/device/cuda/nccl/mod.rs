@@ -24,7 +24,7 @@ use half::{bf16, f16};
 
 use self::exchange::Exchanges;
 use self::library::{Library, UNIQUE_ID_BYTES, UniqueId};
-use crate::device::collective::{Collective, CollectiveError, Reduction, Replica, UnixGroup, Work};
+use crate::device::collective::{Collective, CollectiveError, Reduction, Relay, Replica, UnixGroup, Work};
 
 mod exchange;
 mod library;
@@ -45,7 +45,7 @@ pub struct NcclGroup {
 
 impl NcclGroup {
     /// Meets the other ranks, on an open device, and forms the communicator with them.
-    pub fn join(replica: &Replica, device: &Device) -> Result<Self, CollectiveError> {
+    pub fn join(replica: &Replica, device: &Device, relay: &Relay) -> Result<Self, CollectiveError> {
         // Before anybody is waited for: where one machine lacks the library, so do all its ranks.
         let library = Library::get()?;
         let unusable = |reason: String| CollectiveError::Library { operation: "use the device", reason };
@@ -53,7 +53,7 @@ impl NcclGroup {
         // NCCL takes the device whose context is the thread's.
         stream.context().bind_to_thread().map_err(|error| unusable(error.to_string()))?;
         let exchanges = Exchanges::beside(&stream).map_err(|error| unusable(error.to_string()))?;
-        let control = UnixGroup::meet(replica)?;
+        let control = UnixGroup::meet(replica, relay)?;
         let id = shared_id(library, &control)?;
         let communicator = library.communicator(replica.world, replica.rank, id).inspect_err(|error| {
             control.give_up(error.clone());
