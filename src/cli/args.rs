@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use super::output::PageArg;
 use super::values::{at_least_one, limit};
 use super::{long_run, models, watch};
 use crate::memory::policy::Backend;
@@ -256,8 +257,8 @@ pub(super) struct ForecastArgs {
     #[arg(long, value_enum)]
     pub(super) backend: Option<BackendArg>,
     /// Write a page with the series of the whole run [default path: forecast.html]; - is standard output
-    #[arg(long, value_name = "PATH", num_args = 0..=1)]
-    pub(super) html: Option<Option<PathBuf>>,
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "")]
+    pub(super) html: Option<PageArg>,
     /// Optimizer steps of the run [default: as recorded]
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     pub(super) updates: Option<usize>,
@@ -317,8 +318,8 @@ pub(super) struct InspectArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) export: Option<PathBuf>,
     /// Write a page with the timeline and the block map [default path: FILE with `.html` added]; - is standard output
-    #[arg(long, value_name = "PATH", num_args = 0..=1)]
-    pub(super) html: Option<Option<PathBuf>>,
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "")]
+    pub(super) html: Option<PageArg>,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
 //! Where results go: never over what they were made from, nor over each other.
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,30 @@ use crate::error::Error;
 use crate::progress::say;
 use crate::report::recommendation::write_whole;
 
-/// Where a page goes: `--html PATH`, `--html` alone for its usual place, `--html -` for standard output.
+/// What was said of where a page goes: `--html PATH`, `--html` alone for its usual place, `--html -` for standard output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum PageArg {
+    /// Nothing.
+    Usual,
+    /// `-`.
+    Printed,
+    /// A path.
+    File(PathBuf),
+}
+
+impl From<OsString> for PageArg {
+    fn from(path: OsString) -> Self {
+        if path.is_empty() {
+            Self::Usual
+        } else if path == "-" {
+            Self::Printed
+        } else {
+            Self::File(path.into())
+        }
+    }
+}
+
+/// Where a page goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Page {
     /// To standard output, in place of what the command would print there.
@@ -19,22 +43,22 @@ pub(super) enum Page {
 }
 
 impl Page {
-    /// What was asked for: a path, or none for the usual one.
-    pub(super) fn of(asked: Option<&Path>, usual: impl FnOnce() -> PathBuf) -> Self {
+    /// What was asked for, with its usual place.
+    pub(super) fn of(asked: &PageArg, usual: impl FnOnce() -> PathBuf) -> Self {
         match asked {
-            Some(path) if path == Path::new("-") => Self::Printed,
-            Some(path) => Self::Written(path.to_owned()),
-            None => Self::Written(usual()),
+            PageArg::Usual => Self::Written(usual()),
+            PageArg::Printed => Self::Printed,
+            PageArg::File(path) => Self::Written(path.clone()),
         }
     }
 
     /// The page of a command that may print JSON as well, if one was asked for. Standard output has place for one of them.
     pub(super) fn asked(
-        asked: Option<&Option<PathBuf>>,
+        asked: Option<&PageArg>,
         form: Form,
         usual: impl FnOnce() -> PathBuf,
     ) -> Result<Option<Self>, Error> {
-        let page = asked.map(|path| Self::of(path.as_deref(), usual));
+        let page = asked.map(|asked| Self::of(asked, usual));
         if page == Some(Self::Printed) && form == Form::Json { Err(Error::TwoPrinted) } else { Ok(page) }
     }
 
@@ -99,6 +123,17 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_goes_to_its_path_its_usual_place_or_standard_output() {
+        let asked = |text: &str, form| Page::asked(Some(&PageArg::from(OsString::from(text))), form, || "usual".into());
+        for (text, place) in [("", "usual"), ("x.html", "x.html"), ("./-", "./-")] {
+            assert_eq!(asked(text, Form::Json).unwrap(), Some(Page::Written(place.into())));
+        }
+        assert_eq!(asked("-", Form::Table).unwrap(), Some(Page::Printed));
+        assert!(matches!(asked("-", Form::Json), Err(Error::TwoPrinted)));
+        assert_eq!(Page::asked(None, Form::Json, || "usual".into()).unwrap(), None);
+    }
 
     #[test]
     fn a_file_is_itself_under_every_name() {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::ReportArgs;
-use super::output::{Page, keep_apart};
+use super::output::{Page, PageArg, keep_apart};
 use crate::error::Error;
 use crate::exit_code;
 use crate::progress::say;
@@ -26,7 +26,8 @@ pub(super) fn run(args: &ReportArgs) -> Result<u8, Error> {
         [] => (String::new(), html::FILE_NAME),
     };
     let usual = || args.studies.first().map(|study| folder_of(study).join(name)).unwrap_or_default();
-    let output = Page::of(args.output.as_deref(), usual);
+    let asked = args.output.clone().map_or(PageArg::Usual, |path| PageArg::from(path.into_os_string()));
+    let output = Page::of(&asked, usual);
     if let Some(path) = output.path() {
         keep_apart(path, &args.studies.iter().map(|study| journal_of(study)).collect::<Vec<PathBuf>>())?;
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use super::output::{Page, beside, keep_apart};
+use super::output::{Page, PageArg, beside, keep_apart};
 use super::{Form, input, print_result};
 use crate::device::DeviceChoice;
 use crate::device::nvml::process_name;
@@ -61,8 +61,8 @@ pub(super) struct WatchArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pid", "device", "interval", "record"])]
     replay: Option<PathBuf>,
     /// Write a page of what was recorded, with its chart [default path: FILE with `.html` added]; - is standard output
-    #[arg(long, value_name = "PATH", num_args = 0..=1, requires = "replay")]
-    html: Option<Option<PathBuf>>,
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "", requires = "replay")]
+    html: Option<PageArg>,
 }
 
 pub(super) fn run(args: &WatchArgs) -> Result<u8, Error> {
@@ -73,7 +73,7 @@ pub(super) fn run(args: &WatchArgs) -> Result<u8, Error> {
 }
 
 /// Judges a recorded watch.
-fn replay(path: &Path, page: Option<&Option<PathBuf>>, form: Form) -> Result<u8, Error> {
+fn replay(path: &Path, page: Option<&PageArg>, form: Form) -> Result<u8, Error> {
     let page = Page::asked(page, form, || beside(path))?;
     if let Some(page) = page.as_ref().and_then(Page::path) {
         keep_apart(page, &[path.to_owned()])?;

@@ -162,9 +162,9 @@ fn forgetting(shapes: &[(u64, u64)]) -> Vec<Event> {
     events
 }
 
-fn played(forecaster: &ShapeForecaster, shapes: &Vec<Shape>, settings: Settings, limit_bytes: u64) -> LongRunFigures {
+fn played(forecaster: &ShapeForecaster, shapes: &[Shape], settings: Settings, limit_bytes: u64) -> LongRunFigures {
     let policy = Box::new(Native::with_settings(settings, limit_bytes));
-    play(forecaster.events(LongRun::of(shapes)).unwrap(), policy, &mut |_| ())
+    play(forecaster.events(LongRun::of(&shapes)).unwrap(), policy, &mut |_| ())
 }
 
 fn settings() -> [Settings; 4] {
