@@ -158,8 +158,8 @@ fn evaluation_checkpoints_and_more_micro_steps_than_recorded_are_forecast_to_the
     assert_eq!(forecaster.method(), Method::Exact, "{}", forecaster.reason());
     for accumulation_steps in [3, 5] {
         let evaluation = [8, 64];
-        let (evaluated, saved): (fn(usize) -> bool, fn(usize) -> bool) = (|n| n % 3 == 0, |n| n % 2 == 0);
-        let schedule = Schedule { accumulation_steps, evaluated, saved, evaluation, release_every: 0 };
+        let cadences = Schedule { evaluated: |n| n % 3 == 0, saved: |n| n % 2 == 0, ..STEPS_ALONE };
+        let schedule = Schedule { accumulation_steps, evaluation, ..cadences };
         let run: Vec<[u64; 2]> = (0..7 * accumulation_steps as u64).map(|step| [8, 7 + step * 37 % 58]).collect();
         let (_, real) = train(&run, schedule);
         let shapes: Vec<Shape> = run.iter().copied().map(Shape::of).collect();

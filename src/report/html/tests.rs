@@ -261,9 +261,9 @@ fn what_other_shapes_would_do_stands_beside_the_run_as_it_is() {
     let breach = Some(Breach::Rate { step: 812, rate: 0.4, threshold: 0.3 });
     let as_it_is =
         BatchedRun { breach, peak_reserved_bytes: 900 * MIB, padding_share: Some(0.4), ..Default::default() };
-    let run = BatchedRun { breach: None, peak_reserved_bytes: 600 * MIB, epoch_steps: Some(77), ..as_it_is.clone() };
+    let run = BatchedRun { breach: None, peak_reserved_bytes: 600 * MIB, epoch_steps: Some(77), ..as_it_is };
     let changes = Changes { pad_to_multiple_of: Some(128), ..Changes::default() };
-    let way = |offered| RunRemedy { changes, run: run.clone(), reason: "comes to the end <b>".to_owned(), offered };
+    let way = |offered| RunRemedy { changes, run, reason: "comes to the end <b>".to_owned(), offered };
     let remedies = RunRemedies { as_it_is, ways: vec![way(true), way(false)], unplayed: 3 };
     let page = page(&contents(vec![device(), Entry::Remedies { point: point(8), remedies }]));
     sound(&page);

@@ -34,8 +34,8 @@ fn alternative(point: &Point, found: &RunRemedies, way: &RunRemedy) -> Alternati
         remedy: Some(Remedy {
             changes: way.changes,
             reason: way.reason.clone(),
-            run: way.run.clone(),
-            as_it_is: found.as_it_is.clone(),
+            run: way.run,
+            as_it_is: found.as_it_is,
         }),
     }
 }

@@ -118,7 +118,7 @@ fn played() -> PlayedRun {
 
 fn remedies() -> RunRemedies {
     let as_it_is = BatchedRun { peak_reserved_bytes: 9, padding_share: Some(0.25), ..BatchedRun::default() };
-    let run = BatchedRun { peak_reserved_bytes: 6, ..as_it_is.clone() };
+    let run = BatchedRun { peak_reserved_bytes: 6, ..as_it_is };
     let changes = Changes { pad_to_multiple_of: Some(64), ..Changes::default() };
     let way = RunRemedy { changes, run, reason: "holds 3 B less".to_owned(), offered: true };
     RunRemedies { as_it_is, ways: vec![way], unplayed: 1 }

@@ -12,7 +12,7 @@ pub(super) const NEGLIGIBLE_DIVISOR: u64 = 100;
 const ALLOWED_PADDING: f64 = 0.05;
 
 /// What a run comes to under one way to batch its samples.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BatchedRun {
     /// What it does that it should not; the figures are of the steps before, where that ends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

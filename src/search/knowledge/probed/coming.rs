@@ -56,15 +56,15 @@ impl Coming<'_> {
             settings.iter().flat_map(|setting| (0..ranks).map(move |rank| (setting, rank))).collect();
         let total = self.run.horizon_steps.saturating_mul(u32::try_from(parts.len()).unwrap_or(u32::MAX));
         let played = side_by_side(&parts, total, watch, |(setting, rank), steps| self.rank(setting, *rank, steps));
-        let played: Vec<Result<Rank, String>> = played.into_iter().collect::<Option<_>>()?;
-        let played: Vec<Rank> = match played.into_iter().collect() {
+        let played: Vec<Result<RankPlay, String>> = played.into_iter().collect::<Option<_>>()?;
+        let played: Vec<RankPlay> = match played.into_iter().collect() {
             Ok(played) => played,
             Err(reason) => return Some(Err(reason)),
         };
         let (mut found, mut runs) = (Found::default(), Vec::new());
         let mut played = played.into_iter();
         for setting in settings {
-            let Some(worst) = played.by_ref().take(ranks).min_by_key(Rank::standing) else { continue };
+            let Some(worst) = played.by_ref().take(ranks).min_by_key(RankPlay::standing) else { continue };
             earliest(&mut found.breach, worst.breach);
             earliest(&mut found.doubt, worst.doubt);
             let rank = (ranks > 1).then_some(worst.rank);
@@ -74,7 +74,7 @@ impl Coming<'_> {
     }
 
     /// The run of one rank under one allocator. `None` where somebody left.
-    fn rank(&self, setting: &Setting, rank: usize, steps: &Steps) -> Option<Result<Rank, String>> {
+    fn rank(&self, setting: &Setting, rank: usize, steps: &Steps) -> Option<Result<RankPlay, String>> {
         let own = self.sequence(self.of_rank(rank));
         let play = |limit_bytes| {
             let policy = policy::with_settings(setting.settings, limit_bytes);
@@ -94,7 +94,7 @@ impl Coming<'_> {
             }
         }
         let [breach, doubt] = [breach, doubt].map(|breach| breach.map(|breach| self.told(&breach, setting, rank)));
-        Some(Ok(Rank { rank, figures, breach, doubt }))
+        Some(Ok(RankPlay { rank, figures, breach, doubt }))
     }
 
     /// The batches of one rank.
@@ -250,14 +250,14 @@ impl shape::RunShapes for Sequence<'_> {
 
 /// What one rank's run comes to.
 #[derive(Debug)]
-struct Rank {
+struct RankPlay {
     rank: usize,
     figures: LongRunFigures,
     breach: Option<RunBreach>,
     doubt: Option<RunBreach>,
 }
 
-impl Rank {
+impl RankPlay {
     /// What sorts the worst first: the one that breaks first, then the one that may, then the one that holds the most.
     fn standing(&self) -> (u32, u32, std::cmp::Reverse<u64>) {
         let step = |breach: &Option<RunBreach>| breach.as_ref().map_or(u32::MAX, |breach| breach.step);

@@ -72,7 +72,7 @@ impl Probed {
         let total = run.horizon_steps.saturating_mul(u32::try_from(plays).unwrap_or(u32::MAX));
         let played =
             side_by_side(&parts, total, watch, |(way, coming, rank), steps| tried.part(way, coming, *rank, steps));
-        let of_way = played.chunks(ranks.len()).map(|parts| parts.iter().cloned().reduce(joined).flatten());
+        let of_way = played.chunks(ranks.len()).map(|parts| parts.iter().copied().reduce(joined).flatten());
         collect(&ways, of_way.collect(), self.terms.limit_bytes)
     }
 }
@@ -142,7 +142,7 @@ struct Tried {
 }
 
 /// What one rank does under a way.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 struct Part {
     run: BatchedRun,
     tokens: u64,
@@ -223,8 +223,8 @@ fn collect(ways: &[Way], played: Vec<Option<Part>>, limit_bytes: u64) -> Option<
     let unplayed = played.iter().filter(|part| part.is_none()).count();
     let mut known: Vec<(&Way, BatchedRun)> =
         ways.iter().zip(played).filter_map(|(way, part)| Some((way, rounded(part?.run)))).collect();
-    let as_it_is = known.first().filter(|(way, _)| way.changes == Changes::default())?.1.clone();
-    let runs: Vec<BatchedRun> = known.iter().map(|(_, run)| run.clone()).collect();
+    let as_it_is = known.first().filter(|(way, _)| way.changes == Changes::default())?.1;
+    let runs: Vec<BatchedRun> = known.iter().map(|(_, run)| *run).collect();
     let best = advised(&runs).and_then(|place| known.get(place)).map(|(way, _)| way.changes);
     known.remove(0);
     let mut ways: Vec<RunRemedy> = known
@@ -276,10 +276,10 @@ mod tests {
         Way { changes, data: DataSpec::default(), batching: Batching::of(8), trim: Trim::Never }
     }
 
-    fn part(peak_reserved_bytes: u64, step: Option<u32>) -> Option<Part> {
+    fn part(peak_reserved_bytes: u64, step: Option<u32>) -> Part {
         let breach = step.map(|step| Breach::Rate { step, rate: 0.4, threshold: 0.3 });
         let run = BatchedRun { breach, peak_reserved_bytes, steps: 300, ..BatchedRun::default() };
-        Some(Part { run, tokens: 60, padded_tokens: 100 })
+        Part { run, tokens: 60, padded_tokens: 100 }
     }
 
     fn padded(multiple: u64) -> Changes {
@@ -289,19 +289,23 @@ mod tests {
     #[test]
     fn what_there_was_no_time_for_is_left_out_and_counted() {
         let ways = [Changes::default(), padded(64), padded(128)].map(way);
-        let played = || vec![part(500 * MIB, None), None, part(300 * MIB, None)];
+        let played = || vec![Some(part(500 * MIB, None)), None, Some(part(300 * MIB, None))];
         let found = collect(&ways, played(), 1000 * MIB).unwrap();
         assert_eq!(found.ways.iter().map(|way| way.changes).collect::<Vec<_>>(), [padded(128)]);
         assert_eq!(found.unplayed, 1);
-        let without_the_run = vec![None, part(1, None), part(2, None)];
+        let without_the_run = vec![None, Some(part(1, None)), Some(part(2, None))];
         assert_eq!(collect(&ways, without_the_run, 1000 * MIB), None, "there is nothing to compare with");
     }
 
     #[test]
     fn the_advised_way_comes_first_and_what_gains_nothing_last() {
         let ways = [Changes::default(), padded(64), padded(128), padded(256)].map(way);
-        let played =
-            vec![part(500 * MIB, None), part(495 * MIB, None), part(400 * MIB, None), part(300 * MIB, Some(9))];
+        let played = vec![
+            Some(part(500 * MIB, None)),
+            Some(part(495 * MIB, None)),
+            Some(part(400 * MIB, None)),
+            Some(part(300 * MIB, Some(9))),
+        ];
         let found = collect(&ways, played, 1000 * MIB).unwrap();
         let told: Vec<_> = found.ways.iter().map(|way| (way.changes, way.offered)).collect();
         assert_eq!(told, [(padded(128), true), (padded(256), false), (padded(64), false)]);
@@ -309,10 +313,10 @@ mod tests {
 
     #[test]
     fn of_several_ranks_the_worst_counts_and_all_tokens_do() {
-        let joined = joined(part(5, Some(90)), part(7, Some(40))).unwrap();
+        let joined = joined(Some(part(5, Some(90))), Some(part(7, Some(40)))).unwrap();
         assert_eq!((joined.run.peak_reserved_bytes, joined.run.breach.unwrap().step()), (7, 40));
         assert_eq!((joined.tokens, joined.padded_tokens), (120, 200));
         assert!((joined.run.padding_share.unwrap() - 0.4).abs() < 1e-12);
-        assert!(super::joined(part(5, None), None).is_none());
+        assert!(super::joined(Some(part(5, None)), None).is_none());
     }
 }
