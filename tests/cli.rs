@@ -281,6 +281,27 @@ fn whole_runs_that_cannot_be_forecast_are_one_clear_error_each() {
 }
 
 #[test]
+fn a_page_goes_beside_its_recording_to_a_path_or_to_standard_output() {
+    let folder = TempDir::new().unwrap();
+    let snapshot = folder.path().join("snapshot.pickle");
+    std::fs::copy(repository().join("tests/fixtures/pytorch/oom_fragmented.pickle"), &snapshot).unwrap();
+    let inspect = |page: &str| tune(folder.path()).args(["inspect", "snapshot.pickle", page]).output().unwrap();
+    for (page, file) in [("--html", "snapshot.pickle.html"), ("--html=page.html", "page.html")] {
+        let output = inspect(page);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert_eq!(stderr(&output).trim(), format!("page: {file}"));
+        assert!(String::from_utf8_lossy(&output.stdout).starts_with("snapshot.pickle: pytorch snapshot"));
+        assert!(std::fs::read(folder.path().join(file)).unwrap().starts_with(b"<!doctype html>"));
+    }
+    let printed = inspect("--html=-");
+    assert_eq!(printed.stdout, std::fs::read(folder.path().join("page.html")).unwrap());
+    // What was computed is printed before the page is found to have no place.
+    let nowhere = inspect("--html=/nonexistent/page.html");
+    assert_eq!(nowhere.status.code(), Some(2));
+    assert!(!nowhere.stdout.is_empty() && stderr(&nowhere).contains("cannot write `/nonexistent/page.html`"));
+}
+
+#[test]
 fn a_tuned_run_is_json_with_everything_that_was_tried() {
     let folder = TempDir::new().unwrap();
     let shapes = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];

@@ -13,10 +13,11 @@
 //!    twice as much. That is [growth](Growing::Reserved) without a plateau, with or without a limit.
 //!
 //! Less is asked where the limit is near: V that reached a new height in the third quarter of the run and another one in the
-//! last, and would meet the limit within the horizon at the pace of the second half.
+//! last, and would meet the limit within the horizon at the pace of the second half. What V grew by because A did, as where
+//! the longest batch so far comes late, is left out of that pace.
 //!
-//! Growth by less than 1 % of what is held is none in the first two: a loss kept in a list at every step is no reason to
-//! refuse a run that it will not end.
+//! Growth by less than 1 % of what is held is none, but for V alone on its way to a near limit: a loss kept in a list at
+//! every step is no reason to refuse a run that it will not end.
 
 use super::LongRunFigures;
 use super::breach::{Breach, Growing};
@@ -100,7 +101,13 @@ fn towards_the_limit(figures: &LongRunFigures, horizon_steps: u32) -> Option<Bre
     if at_half >= at_quarter || at_quarter >= at_end {
         return None;
     }
-    let a_step = (at_end - at_half) as f64 / f64::from(figures.steps - figures.steps / 2);
+    let (first, last) = (parts.first()?, parts.last()?);
+    let needed = last.need_bytes.saturating_sub(first.need_bytes);
+    let grown = (at_end - at_half).saturating_sub(needed);
+    if needed > 0 && is_negligible(grown, figures) {
+        return None;
+    }
+    let a_step = grown as f64 / f64::from(figures.steps - figures.steps / 2);
     let left = figures.limit_bytes.saturating_sub(at_end) as f64 / a_step;
     (left <= f64::from(horizon_steps)).then(|| breach(figures, Growing::Reserved, a_step))
 }

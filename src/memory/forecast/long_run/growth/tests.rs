@@ -101,8 +101,10 @@ fn a_longest_batch_that_comes_late_is_no_leak() {
                 ..held
             }
         });
-        let figures = LongRunFigures { steps_of_an_update: 4, limit_bytes: u64::MAX, ..figures };
-        assert_eq!(growth(&figures, HORIZON_STEPS), None, "{number}");
+        for limit_bytes in [figures.peak_reserved_bytes + MIB, GIB, u64::MAX] {
+            let figures = LongRunFigures { steps_of_an_update: 4, limit_bytes, ..figures.clone() };
+            assert_eq!(growth(&figures, HORIZON_STEPS), None, "{number}, limit {limit_bytes}");
+        }
     }
 }
 
