@@ -14,14 +14,26 @@ use crate::trial::{Outlook, Point, TrialRecord};
 /// How often progress is told.
 const TICK: Duration = Duration::from_millis(100);
 
+/// What is to be said of a play that the budget ended: nothing of it is kept, so the next one may end the same way.
+fn unfinished(point: &Point, reached: Option<PlayedSteps>) -> String {
+    let far = reached.map_or_else(String::new, |PlayedSteps { step, total }| format!(" at step {step} of {total}"));
+    format!(
+        "the budget ended the forecast of the whole run of batch {}{far}; `--resume` plays it from its beginning (hint: a \
+         larger `budget.time`, or a smaller `safety.horizon_steps`)",
+        point.batch_size
+    )
+}
+
 impl Running<'_> {
     /// Plays the whole run of a point and tells the history. Gives the study's end if it was cut short.
     pub(super) fn play(&mut self, point: Point) -> Option<End> {
         self.study.reporter.report(&Event::RunPlaying { point: point.clone(), step: 0, total: 0 });
         let (clock, budget) = (self.clock, self.study.plan.budget.time);
         let (reporter, interrupt) = (&mut *self.study.reporter, &self.study.interrupt);
-        let mut told = Instant::now();
-        let mut watch = |PlayedSteps { step, total }: PlayedSteps| {
+        let (mut told, mut reached) = (Instant::now(), None);
+        let mut watch = |played: PlayedSteps| {
+            let PlayedSteps { step, total } = played;
+            reached = Some(played);
             if told.elapsed() >= TICK {
                 told = Instant::now();
                 reporter.report(&Event::RunPlaying { point: point.clone(), step, total });
@@ -32,7 +44,11 @@ impl Running<'_> {
             ControlFlow::Continue(())
         };
         let Some(played) = self.knowledge.play(&point, &self.history, &mut watch) else {
-            return Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded });
+            if self.study.interrupt.requested() {
+                return Some(End::Interrupted);
+            }
+            self.study.reporter.report(&Event::Warning { text: unfinished(&point, reached) });
+            return Some(End::BudgetEnded);
         };
         let mut outlook = played.outlook;
         if let Some(breach) = &mut outlook.breach {
