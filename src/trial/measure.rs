@@ -86,6 +86,7 @@ impl Series {
             batch_bytes: None,
             has_batch_norm: false,
             training_samples: None,
+            unseen_ranks: Vec::new(),
         }
     }
 
