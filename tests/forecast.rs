@@ -41,7 +41,7 @@ mod pytorch {
 
     /// The events of a snapshot.
     fn events(name: &str) -> Vec<Event> {
-        Recording::read(&fixture(name)).unwrap().trace().events
+        Recording::read(&fixture(name)).unwrap().into_trace().events
     }
 
     fn probes(model: &str, batch_sizes: [usize; 2]) -> Forecaster {

@@ -79,7 +79,7 @@ fn a_recorded_run_replays_from_its_trace_file_to_the_devices_own_figures() {
         session.set_event_sink(None);
         let file = Rc::into_inner(writer).unwrap().into_inner().finish().unwrap();
 
-        let trace = Recording::read(&file).unwrap().trace();
+        let trace = Recording::read(&file).unwrap().into_trace();
         let conf = if allocator == AllocatorKind::Expandable { "expandable_segments:True" } else { "" };
         let options = ReplayOptions { conf: Some(conf.parse().unwrap()), limit_bytes: Some(256 * MIB) };
         let replayed = report(&trace, &options).unwrap();
@@ -102,7 +102,7 @@ fn every_snapshot_is_read_inspected_and_compared() {
         assert_eq!(Some(found.peak_reserved_bytes), truth["max_reserved"].as_u64(), "{}", file.display());
         assert_eq!(Some(found.peak_allocated_bytes), truth["max_allocated"].as_u64(), "{}", file.display());
         assert_eq!(found.replay.placed_other, 0, "{}", file.display());
-        let ranked = compare(&recording.trace(), None).unwrap();
+        let ranked = compare(&recording.into_trace(), None).unwrap();
         assert!(ranked.windows(2).all(|pair| pair[0].minimum_limit_bytes <= pair[1].minimum_limit_bytes));
     }
 }

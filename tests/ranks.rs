@@ -142,7 +142,8 @@ fn a_rank_that_never_reports_is_said() {
     let record = Bench::new(&["--fault=silent", "--fault-rank=2"]).run(Purpose::Ladder, 4);
     assert_eq!(record.outcome, Outcome::Completed, "{record:?}");
     assert!(record.warnings[0].starts_with("rank 2 of 3 never reported"), "{:?}", record.warnings);
-    assert_eq!(record.measurement.unwrap().steps, 6);
+    let measurement = record.measurement.unwrap();
+    assert_eq!((measurement.steps, measurement.unseen_ranks), (6, vec![2]));
 }
 
 #[test]

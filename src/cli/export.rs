@@ -55,12 +55,12 @@ fn json(path: &Path) -> Result<serde_json::Value, Error> {
     Ok(base::read(path, &text)?)
 }
 
-/// The file does not tell the number of replicas, but its figures come to one, and whoever edits one of them changes it.
+/// Whoever edits the number of replicas and the effective batch with it changes what is launched.
 fn refuse_other_replicas(recommendation: &Recommendation, expected: usize) -> Result<(), ExportError> {
-    let Some(recommended) = &recommendation.recommended else { return Ok(()) };
-    let of_a_replica = recommended.batch_size.saturating_mul(recommended.accumulation_steps).max(1);
-    let found = recommended.effective_batch_size / of_a_replica;
-    if found == expected { Ok(()) } else { Err(ExportError::Replicas { expected, found }) }
+    match recommendation.recommended.as_ref().map(|recommended| recommended.replicas) {
+        Some(found) if found != expected => Err(ExportError::Replicas { expected, found }),
+        _ => Ok(()),
+    }
 }
 
 /// An export in place of the recommendation that it is of would lose the latter.

@@ -69,7 +69,7 @@ pub(super) fn run(args: &ForecastArgs) -> Result<u8, Error> {
     let mut recordings: Vec<(usize, Vec<Event>)> = Vec::with_capacity(args.files.len());
     let mut own = AllocConf::default();
     for (file, batch_size) in args.files.iter().zip(&args.batches) {
-        let trace = input::recording(file)?.trace();
+        let trace = input::recording(file)?.into_trace();
         own = trace.conf;
         // Memory that no batch changes would be forecast as enough for every batch.
         if let Some((first, _)) = recordings.iter().find(|(_, events)| *events == trace.events) {
@@ -105,7 +105,7 @@ fn long_run(args: &ForecastArgs) -> Result<u8, Error> {
     let mut recordings = Vec::with_capacity(args.files.len());
     let mut own = AllocConf::default();
     for (file, batch_size) in args.files.iter().zip(&args.batches) {
-        let trace = input::recording(file)?.trace();
+        let trace = input::recording(file)?.into_trace();
         own = trace.conf;
         recordings.push((*batch_size, trace.events));
     }

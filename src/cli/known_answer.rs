@@ -48,9 +48,9 @@ impl Found {
         Some(match self {
             Self::Nothing | Self::Answer(_) => return None,
             Self::OtherPlan => {
-                format!("the study in {study} is of another configuration (its journal is kept as `{kept}`)")
+                format!("the study in {study} is of another configuration (its journal will be kept as `{kept}`)")
             }
-            Self::Unreadable(why) => format!("{why} (it is kept as `{kept}`)"),
+            Self::Unreadable(why) => format!("{why} (it will be kept as `{kept}`)"),
             Self::Unfinished => {
                 format!("the study in {study} has no safe answer yet (hint: `--resume` goes on with it)")
             }
@@ -131,6 +131,7 @@ fn is_proved(recommendation: &Recommendation, history: &History, plan: &Plan) ->
     history.trials().iter().map(|trial| &trial.record).any(|record| {
         record.spec.is_soak()
             && record.completed()
+            && record.measurement.as_ref().is_some_and(|measurement| measurement.unseen_ranks.is_empty())
             && same(&record.spec.point)
             && Space::new(plan).meets_target(&record.spec.point)
             && rules::judge(record, &plan.safety).passed()

@@ -10,7 +10,7 @@ use crate::memory::policy::{AllocConf, Backend};
 use crate::units::Bytes;
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Error> {
-    let trace = input::recording(&args.file)?.trace();
+    let trace = input::recording(&args.file)?.into_trace();
     let limit_bytes = args.limit.map(|limit| limit.0);
     if args.compare {
         let reports = compare::compare(&trace, limit_bytes)?;

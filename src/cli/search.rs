@@ -313,6 +313,14 @@ fn exit_code_of(end: &End) -> u8 {
             );
             exit_code::BUDGET_ENDED
         }
+        End::RanksUnseen(count) => {
+            say(&format!(
+                "error: the answer is not shown for {}, of which nobody saw what it needs (hint: see the warnings above; \
+                 every rank has to report)",
+                crate::units::plural(*count, "rank")
+            ));
+            exit_code::BUDGET_ENDED
+        }
         End::Interrupted => {
             say("interrupted; what was found so far is written (hint: `--resume` goes on)");
             exit_code::INTERRUPTED

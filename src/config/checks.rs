@@ -115,6 +115,9 @@ impl Checks<'_> {
             (None, Some(command)) if command.run.0.is_empty() && self.sound(&["command.run"]) => {
                 self.missing("command.run", "missing", "add `run: [python, train.py]` to `command`");
             }
+            (None, Some(command)) if command.run.0.first().is_some_and(|program| program.0.is_empty()) => {
+                self.refuse(ProblemKind::InvalidValue, "command.run[0]", "the program's name is empty");
+            }
             _ => {}
         }
     }

@@ -215,8 +215,8 @@ impl Scan {
     fn count(&mut self, values: usize, span: Span) -> Result<(), Finding> {
         self.values = self.values.saturating_add(values);
         if self.values > MOST_VALUES {
-            let message =
-                format!("more than {MOST_VALUES} values with aliases written out, which no configuration has");
+            let aliases = if self.anchors.is_empty() { "" } else { " with aliases written out" };
+            let message = format!("more than {MOST_VALUES} values{aliases}, which no configuration has");
             return Err(Finding::syntax(span, self.path(), message));
         }
         Ok(())
@@ -351,6 +351,7 @@ mod tests {
         assert!(refusal(&"[".repeat(1 << 20)).contains("levels deep"));
         assert!(refusal(&"{a: ".repeat(1 << 18)).contains("levels deep"));
         assert!(refusal(&"- ".repeat(1 << 19)).contains("levels deep"));
+        assert!(refusal(&"- 1\n".repeat(MOST_VALUES)).contains("20000 values, which"));
         assert!(refusal(&"? ".repeat(1 << 19)).contains("cannot be a key"));
     }
 

@@ -9,11 +9,13 @@ use serde::Serialize;
 use super::fragmentation::{Rates, external_rate, peak_rate, reserved_rate};
 use super::policy::Settings;
 use super::replay::{self, ReplayError};
-use super::snapshot::{Action, Block, BlockState, Segment, Snapshot};
+use super::snapshot::{Action, Block, BlockState, Entry, Segment, Snapshot};
 use super::trace::SegmentAction;
 
+mod replayed;
 mod sites;
 
+pub use replayed::inspect_trace;
 pub use sites::{Site, folded_stacks, sites};
 
 /// The name of a snapshot's format in JSON.
@@ -166,6 +168,27 @@ pub struct PinningBlock {
 
 /// Inspects a snapshot.
 pub fn inspect(snapshot: &Snapshot) -> Result<Inspection, ReplayError> {
+    let mut found = state(snapshot);
+    let (check, allocated, reserved) = peaks(snapshot, found.allocated_bytes, found.reserved_bytes)?;
+    found.set_peaks(check, allocated, reserved);
+    Ok(Inspection {
+        events: snapshot.traces.iter().map(|trace| trace.len() as u64).sum(),
+        oom: last_failure(snapshot),
+        ..found
+    })
+}
+
+impl Inspection {
+    fn set_peaks(&mut self, check: ReplayCheck, peak_allocated_bytes: u64, peak_reserved_bytes: u64) {
+        self.replay = check;
+        self.peak_allocated_bytes = peak_allocated_bytes;
+        self.peak_reserved_bytes = peak_reserved_bytes;
+        self.rates.peak = peak_rate(peak_allocated_bytes, peak_reserved_bytes);
+    }
+}
+
+/// What the segments say; what only the events tell is left out.
+fn state(snapshot: &Snapshot) -> Inspection {
     let blocks = || snapshot.segments.iter().flat_map(|segment| &segment.blocks);
     let of_state = |wanted: &'static [BlockState]| blocks().filter(|block| wanted.contains(&block.state));
     let active = || of_state(&[BlockState::Active, BlockState::PendingFree]);
@@ -176,14 +199,13 @@ pub fn inspect(snapshot: &Snapshot) -> Result<Inspection, ReplayError> {
     let unreleasable_bytes =
         sum(snapshot.segments.iter().map(|segment| unreleasable(segment, &snapshot.conf.settings)));
     let largest_free_bytes = free().map(|block| block.bytes).max().unwrap_or(0);
-    let (check, peak_allocated_bytes, peak_reserved_bytes) = peaks(snapshot, allocated_bytes, reserved_bytes)?;
     let growth = snapshot.conf.settings.largest_in_new_segment(free_bytes.saturating_sub(unreleasable_bytes));
     let mut devices: Vec<u64> = snapshot.segments.iter().map(|segment| segment.device).collect();
     devices.sort_unstable();
     devices.dedup();
-    Ok(Inspection {
+    Inspection {
         format: SNAPSHOT_FORMAT,
-        events: snapshot.traces.iter().map(|trace| trace.len() as u64).sum(),
+        events: 0,
         segments: snapshot.segments.len() as u64,
         blocks: blocks().count() as u64,
         free_blocks: free().count() as u64,
@@ -195,22 +217,22 @@ pub fn inspect(snapshot: &Snapshot) -> Result<Inspection, ReplayError> {
         free_bytes,
         largest_free_bytes,
         unreleasable_bytes,
-        peak_allocated_bytes,
-        peak_reserved_bytes,
+        peak_allocated_bytes: 0,
+        peak_reserved_bytes: 0,
         rates: Rates {
-            peak: peak_rate(peak_allocated_bytes, peak_reserved_bytes),
+            peak: None,
             external: external_rate(largest_free_bytes.max(growth), allocated_bytes, reserved_bytes),
             reserved: reserved_rate(allocated_bytes, reserved_bytes),
         },
-        replay: check,
-        oom: last_failure(snapshot),
+        replay: ReplayCheck::default(),
+        oom: None,
         devices: devices.len() as u64,
         conf: snapshot.conf.to_string(),
         pools: pools(snapshot),
         free_histogram: histogram(free()),
         pinned: pinned(snapshot),
         top_sites: sites(snapshot),
-    })
+    }
 }
 
 /// A sum that a stranger's file cannot make overflow.
@@ -258,8 +280,13 @@ fn peaks_backwards(snapshot: &Snapshot, device: usize, allocated: u64, reserved:
 fn last_failure(snapshot: &Snapshot) -> Option<OutOfMemoryEvent> {
     let entries = snapshot.traces.get(snapshot.busiest_device())?;
     let event = entries.iter().rposition(|entry| entry.action == Action::OutOfMemory)?;
-    let entry = entries[event];
-    Some(OutOfMemoryEvent { requested_bytes: entry.bytes, event: event as u64, device_free_bytes: entry.address })
+    Some(OutOfMemoryEvent::at(event as u64, &entries[event]))
+}
+
+impl OutOfMemoryEvent {
+    fn at(event: u64, entry: &Entry) -> Self {
+        Self { requested_bytes: entry.bytes, event, device_free_bytes: entry.address }
+    }
 }
 
 /// PyTorch's statistic leaves expandable segments out.

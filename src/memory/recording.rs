@@ -61,10 +61,10 @@ impl Recording {
     }
 
     /// The events of the busiest device.
-    pub fn trace(&self) -> Trace {
+    pub fn into_trace(self) -> Trace {
         match self {
             Self::PytorchSnapshot(snapshot) => snapshot.trace(snapshot.busiest_device()),
-            Self::BatchtuneTrace(_, trace) | Self::RmmLog(trace) => trace.clone(),
+            Self::BatchtuneTrace(_, trace) | Self::RmmLog(trace) => trace,
         }
     }
 
@@ -73,8 +73,7 @@ impl Recording {
         match self {
             Self::PytorchSnapshot(snapshot) => inspect::inspect(snapshot),
             Self::BatchtuneTrace(_, trace) | Self::RmmLog(trace) => {
-                let found = inspect::inspect(&Snapshot::of_trace(trace, trace.conf.settings)?)?;
-                Ok(Inspection { format: self.format(), events: trace.events.len() as u64, ..found })
+                Ok(Inspection { format: self.format(), ..inspect::inspect_trace(trace)? })
             }
         }
     }
@@ -95,7 +94,7 @@ mod tests {
         let snapshot = Recording::read(&std::fs::read(file).unwrap()).unwrap();
         assert_eq!(snapshot.format(), "pytorch_snapshot");
         let log = Recording::read(format!("{}\n1,t,allocate,0x1,5,0\n", rmm::HEADER).as_bytes()).unwrap();
-        assert_eq!((log.format(), log.trace().events.len()), ("rmm_log", 1));
+        assert_eq!((log.format(), log.into_trace().events.len()), ("rmm_log", 1));
         for junk in [&b""[..], b"PK\x03\x04", b"{}", b"\xff\xff"] {
             assert_eq!(Recording::read(junk).unwrap_err(), RecordingError::Unknown);
         }

@@ -41,7 +41,7 @@ pub fn choose(mode: ProgressMode) -> Box<dyn Reporter> {
         ProgressMode::Json => Box::new(json::Json),
         ProgressMode::Quiet => Box::new(Quiet),
         ProgressMode::Auto if std::io::stderr().is_terminal() => Box::new(bar::Bar::new()),
-        ProgressMode::Auto => Box::new(plain::Plain),
+        ProgressMode::Auto => Box::new(plain::Plain::default()),
     }
 }
 

@@ -1,5 +1,7 @@
 //! One line an event, for logs and CI.
 
+use std::time::{Duration, Instant};
+
 use super::{Event, Reporter, say};
 use crate::search::rules::whole_run;
 use crate::search::staged::breach_reason;
@@ -8,12 +10,34 @@ use crate::text::harmless;
 use crate::trial::{TrialRecord, TrialSpec};
 use crate::units::{Bytes, plural};
 
+/// How often a play that takes long says how far it is.
+const TOLD_EVERY: Duration = Duration::from_secs(5);
+
 /// Plain lines.
 #[derive(Debug, Default)]
-pub struct Plain;
+pub struct Plain {
+    /// When something of the running play was last said, or it began.
+    told: Option<Instant>,
+}
+
+impl Plain {
+    /// How far a play is, when that is due again.
+    fn playing(&mut self, event: &Event) -> Option<String> {
+        let Event::RunPlaying { point, step, total } = event else { return None };
+        let told = self.told.filter(|_| *step > 0);
+        if told.is_some_and(|told| told.elapsed() < TOLD_EVERY) {
+            return None;
+        }
+        self.told = Some(Instant::now());
+        told.map(|_| format!("whole run of batch {}: {step} of {total} steps played", point.batch_size))
+    }
+}
 
 impl Reporter for Plain {
     fn report(&mut self, event: &Event) {
+        if let Some(line) = self.playing(event) {
+            say(&line);
+        }
         if let Some(line) = line(event) {
             say(&line);
         }
@@ -122,4 +146,21 @@ fn ended(record: &TrialRecord, verdict: &Verdict) -> String {
         format!("{speed}{peak}")
     });
     format!("trial {}: {figures}{result} ({:.1} s)", record.spec.id, record.seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::Point;
+
+    #[test]
+    fn a_play_says_how_far_it_is_now_and_then() {
+        let mut plain = Plain::default();
+        let at = |step| Event::RunPlaying { point: Point::plain(8), step, total: 300_000 };
+        assert_eq!((plain.playing(&at(0)), plain.playing(&at(1000))), (None, None));
+        plain.told = Instant::now().checked_sub(TOLD_EVERY);
+        let said = plain.playing(&at(120_000));
+        assert_eq!(said.as_deref(), Some("whole run of batch 8: 120000 of 300000 steps played"));
+        assert_eq!(plain.playing(&at(120_001)), None);
+    }
 }

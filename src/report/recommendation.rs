@@ -16,6 +16,7 @@ use crate::trial::remedies::Changes;
 
 mod file;
 mod made;
+mod nesting;
 mod notes;
 mod remedies;
 mod validate;
@@ -66,6 +67,9 @@ pub struct Recommended {
     pub accumulation_steps: usize,
     /// Samples per optimizer step over all replicas.
     pub effective_batch_size: usize,
+    /// Devices that train together; absent where it is one.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub replicas: usize,
     /// Loader threads.
     pub loader_workers: usize,
     /// Batches a loader thread keeps ready.
@@ -84,6 +88,15 @@ pub struct Recommended {
     pub trim: Trim,
     /// The allocator.
     pub allocator: Allocator,
+}
+
+fn one() -> usize {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_one(count: &usize) -> bool {
+    *count == 1
 }
 
 /// The allocator of the recommended configuration.

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use super::knowledge::Knowledge;
 use super::knowledge::probed::Probed;
-use super::recommend::{Status, standing};
+use super::recommend::{Standing, Status, standing};
 use super::{Ask, Conclusion, History, JudgedTrial, Skip, Space, Strategy, Verdict, rules, strategy};
 use crate::config::Plan;
 use crate::config::plan::TrialPlan;
@@ -78,6 +78,8 @@ pub enum End {
     NotStarted(String),
     /// The budget ended first.
     BudgetEnded,
+    /// The soak passed on the ranks that were seen, and so many never were.
+    RanksUnseen(usize),
     /// The user asked to stop.
     Interrupted,
 }
@@ -355,8 +357,14 @@ impl<'a> Running<'a> {
     fn conclude(&self, conclusion: &Conclusion) -> End {
         match conclusion {
             // The end is what the file says, whatever else a resumed journal made the strategy believe.
-            Conclusion::Safe(_) if standing(&self.history, &self.space).status() == Status::Safe => End::Safe,
-            Conclusion::Safe(_) | Conclusion::NoSafePoint => End::NoSafePoint,
+            Conclusion::Safe(_) => match standing(&self.history, &self.space) {
+                Standing::Safe(_) => End::Safe,
+                Standing::Unverified(trial) if !trial.unseen_ranks().is_empty() => {
+                    End::RanksUnseen(trial.unseen_ranks().len())
+                }
+                Standing::Unverified(_) | Standing::None => End::NoSafePoint,
+            },
+            Conclusion::NoSafePoint => End::NoSafePoint,
             Conclusion::WorkloadFails => {
                 let reason = self.history.trials().last().map(|trial| explain(&trial.record));
                 End::WorkloadFails(reason.unwrap_or_default())

@@ -59,6 +59,11 @@ impl JudgedTrial {
         self.record.completed() && self.verdict.passed()
     }
 
+    /// Ranks of it that nobody saw: what it shows does not hold for them.
+    pub fn unseen_ranks(&self) -> &[usize] {
+        self.record.measurement.as_ref().map_or(&[], |measurement| &measurement.unseen_ranks)
+    }
+
     /// Measured samples per second, if it completed.
     pub fn samples_per_second(&self) -> Option<f64> {
         self.record.measurement.as_ref().map(|measurement| measurement.samples_per_second)

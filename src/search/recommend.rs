@@ -23,7 +23,7 @@ pub const NEGLIGIBLE_DIVISOR: u64 = 100;
 pub enum Status {
     /// The point passed its soak.
     Safe,
-    /// The search ended before the point was soaked.
+    /// The search ended before the point was soaked, or nobody saw every rank of it.
     Unverified,
     /// No point passed.
     None,
@@ -45,7 +45,7 @@ impl Status {
 pub enum Standing<'a> {
     /// This point passed its soak.
     Safe(&'a JudgedTrial),
-    /// This point passed a short trial; its soak is still to come.
+    /// This point passed a short trial and its soak is still to come, or passed a soak in which not every rank was seen.
     Unverified(&'a JudgedTrial),
     /// No point passed.
     None,
@@ -75,7 +75,8 @@ impl<'a> Standing<'a> {
     }
 }
 
-/// Where a study with this history stands: the best soaked point, else the best measured one whose soak did not fail.
+/// Where a study with this history stands: the best soaked point, every rank of it seen where there is such a one, else the
+/// best measured one whose soak did not fail.
 pub fn standing<'a>(history: &'a History, space: &Space) -> Standing<'a> {
     // A search soaks nothing else; a resumed journal may hold anything.
     let is_answer = |trial: &&JudgedTrial| {
@@ -84,10 +85,13 @@ pub fn standing<'a>(history: &'a History, space: &Space) -> Standing<'a> {
     let mut soaked: Vec<&JudgedTrial> =
         history.trials().iter().filter(|trial| trial.record.spec.is_soak()).filter(is_answer).collect();
     sort_by_objective(&mut soaked, JudgedTrial::samples_per_second);
-    if let Some(trial) = soaked.first() {
-        let own = own_settings(&trial.record.spec.point);
-        let kept = history.soaked(&own).filter(|_| keeps_own_settings(history, trial));
+    if let Some(trial) = soaked.iter().find(|trial| trial.unseen_ranks().is_empty()) {
+        let own = history.soaked(&own_settings(&trial.record.spec.point));
+        let kept = own.filter(|own| own.unseen_ranks().is_empty() && keeps_own_settings(history, trial));
         return Standing::Safe(kept.unwrap_or(trial));
+    }
+    if let Some(trial) = soaked.first() {
+        return Standing::Unverified(trial);
     }
     let candidate = ranked(history, space)
         .into_iter()

@@ -87,6 +87,7 @@ impl Series {
             batch_bytes: None,
             has_batch_norm: false,
             training_samples: None,
+            unseen_ranks: Vec::new(),
         }
     }
 

@@ -207,6 +207,9 @@ pub struct Measurement {
     /// Samples in the part of the data to train on; `None` where a program of the user's own loads them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training_samples: Option<usize>,
+    /// Ranks that never reported beside others that did: nobody knows what they need.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unseen_ranks: Vec<usize>,
 }
 
 impl Measurement {

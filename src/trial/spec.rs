@@ -252,6 +252,12 @@ impl TrialSpec {
         let half = || (total / 2).max(1).checked_next_multiple_of(update).map_or(total, |step| step.min(total));
         self.is_soak().then(half)
     }
+
+    /// Whether more than a step is to come after so many finished ones: the model is built before the first, and the checks
+    /// of a soak are none. Whoever waits is more patient then, and all who wait are alike.
+    pub fn has_more_than_a_step_ahead(&self, finished: u32) -> bool {
+        finished == 0 || self.soak_checks_after() == Some(finished)
+    }
 }
 
 /// What all trials of a study share: the workload and the device it runs on. A worker gets it once.

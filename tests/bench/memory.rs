@@ -18,7 +18,7 @@ fn gpt2_medium() -> Trace {
 fn fixture(name: &str) -> Trace {
     let path = format!("{}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
     let bytes = std::fs::read(path).unwrap_or_default();
-    Recording::read(&bytes).map(|recording| recording.trace()).unwrap_or_default()
+    Recording::read(&bytes).map(Recording::into_trace).unwrap_or_default()
 }
 
 /// A run of about `count` events, made by repeating a real one with fresh ordinals.

@@ -193,7 +193,7 @@ fn accelerate_gets_the_keys_that_it_knows() {
         assert_eq!((&read["num_processes"], &read["distributed_type"]), (&json!(2), &json!("MULTI_GPU")));
         assert_eq!((&read["mixed_precision"], &read["use_cpu"]), (&json!("bf16"), &json!(false)));
     }
-    let alone = Bench::new(&with("/recommended/effective_batch_size", 32.into()));
+    let alone = Bench::new(&crate::support::alone());
     let read: Value = serde_yaml::from_str(&alone.exported("accelerate")).unwrap();
     // In quotes: YAML 1.1, which accelerate reads, takes a bare NO for a boolean.
     assert_eq!(read["distributed_type"], "NO");
@@ -328,9 +328,10 @@ fn batch_normalisation_under_accumulation_is_warned_of() {
         let over_replicas = said(&recommendation());
         assert!(over_replicas.contains("micro-batches of 8, not over 64"), "{format}");
         assert!(over_replicas.contains("torch.nn.SyncBatchNorm for those of all replicas"), "{format}");
-        let alone = said(&with("/recommended/effective_batch_size", 32.into()));
+        let alone = said(&crate::support::alone());
         assert!(alone.contains("`train.batch_norm: frozen`") && !alone.contains("SyncBatchNorm"), "{format}");
-        let mut without = with("/recommended/accumulation_steps", 1.into());
+        let mut without = crate::support::alone();
+        without["recommended"]["accumulation_steps"] = 1.into();
         without["recommended"]["effective_batch_size"] = 8.into();
         assert!(!said(&without).contains("batch normalisation"), "{format}");
         let sync = said(&with("/recommended/batch_norm", "sync".into()));

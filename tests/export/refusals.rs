@@ -34,7 +34,7 @@ fn a_value_that_a_format_cannot_hold_names_itself() {
 
 #[test]
 fn a_recommendation_that_cannot_be_right_is_refused() {
-    let cases: [(&str, Value, &str); 18] = [
+    let cases: [(&str, Value, &str); 20] = [
         ("/checks", json!([]), "`checks` is empty"),
         ("/measured/peak_reserved_bytes", (41_u64 << 30).into(), "is above `limit_bytes: 42949672960`"),
         ("/recommended/allocator/limit_bytes", (41_u64 << 30).into(), "is not the limit that was measured under"),
@@ -45,8 +45,11 @@ fn a_recommendation_that_cannot_be_right_is_refused() {
         ("/recommended/accumulation_steps", 0.into(), "`accumulation_steps` is 0"),
         ("/recommended/effective_batch_size", 0.into(), "`effective_batch_size` is 0"),
         ("/recommended/allocator/limit_bytes", 0.into(), "`allocator.limit_bytes` is 0"),
-        ("/recommended/effective_batch_size", 48.into(), "`effective_batch_size: 48` is no multiple"),
-        ("/recommended/batch_size", u64::MAX.into(), "no multiple"),
+        ("/recommended/effective_batch_size", 48.into(), "`effective_batch_size: 48` is not"),
+        // A multiple of 8 × 4 is no number of replicas.
+        ("/recommended/effective_batch_size", 96.into(), "`effective_batch_size: 96` is not"),
+        ("/recommended/replicas", 0.into(), "`replicas` is 0"),
+        ("/recommended/batch_size", u64::MAX.into(), "× `replicas: 2`"),
         ("/recommended/loader_workers", 0.into(), "`prefetch_depth: 3` needs loader workers"),
         ("/recommended/gradient_checkpointing", "auto".into(), "`gradient_checkpointing: auto`"),
         ("/recommended", Value::Null, "`status: safe` goes with a configuration"),
@@ -156,9 +159,13 @@ fn an_answer_of_the_search_passes_the_validation() {
         let output = bench.tune_export(&["--format", format, "--config", "small.yaml"]);
         assert!(output.status.success(), "{format}: {output:?}");
     }
-    // Whoever edits a figure changes the number of replicas that the others come to.
     let text = std::fs::read_to_string(bench.path("recommendation.yaml")).unwrap();
-    bench.write("recommendation.yaml", &text.replace("effective_batch_size: 2", "effective_batch_size: 4"));
+    assert!(!text.contains("replicas"), "{text}");
+    let edited = text.replace("effective_batch_size: 2", "effective_batch_size: 4");
+    bench.write("recommendation.yaml", &edited);
+    bench.refused(&[], 2);
+    let edited = edited.replace("effective_batch_size: 4", "effective_batch_size: 4\n  replicas: 2");
+    bench.write("recommendation.yaml", &edited);
     let error = bench.refused(&["--config", "small.yaml"], 2);
     assert!(error.contains("for 2 replicas") && error.contains("`target.replicas` is 1"), "{error}");
 }

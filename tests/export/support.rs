@@ -45,7 +45,7 @@ pub(crate) fn recommendation() -> Value {
         "schema": "batchtune/recommendation/v1",
         "status": "safe",
         "recommended": {
-            "batch_size": 8, "accumulation_steps": 4, "effective_batch_size": 64,
+            "batch_size": 8, "accumulation_steps": 4, "effective_batch_size": 64, "replicas": 2,
             "loader_workers": 2, "prefetch_depth": 3, "device_prefetch": 0, "pin_memory": true,
             "precision": "mixed_bf16", "gradient_checkpointing": "none", "batch_norm": "train", "trim": "never",
             "allocator": {
@@ -77,6 +77,13 @@ pub(crate) fn recommendation() -> Value {
 pub(crate) fn with(path: &str, value: Value) -> Value {
     let mut changed = recommendation();
     *changed.pointer_mut(path).unwrap() = value;
+    changed
+}
+
+/// The recommendation for one device.
+pub(crate) fn alone() -> Value {
+    let mut changed = with("/recommended/effective_batch_size", 32.into());
+    changed["recommended"]["replicas"] = 1.into();
     changed
 }
 

@@ -154,7 +154,7 @@ impl Rig {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             std::fs::write(kept.join(name), &trace).map_err(|error| error.to_string())?;
         }
-        Ok(Recording::read(&trace).map_err(|error| error.to_string())?.trace().events)
+        Ok(Recording::read(&trace).map_err(|error| error.to_string())?.into_trace().events)
     }
 
     /// The run itself, with the figures of every step.

@@ -15,6 +15,7 @@ mod pickle;
 mod read;
 mod write;
 
+pub(in crate::memory) use of_trace::play;
 pub(crate) use of_trace::segments_of;
 pub use pickle::PickleError;
 pub use read::SnapshotError;

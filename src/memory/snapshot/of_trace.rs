@@ -1,10 +1,12 @@
 //! A snapshot of a recording, as PyTorch's allocator would have had it: so that the Memory Viz page can show a run of
 //! candle.
 
+use std::collections::HashMap;
+
 use super::{Action, Block, Entry, Segment, Snapshot};
-use crate::memory::event::{Event, Mark, Stream};
+use crate::memory::event::{Event, Mark, Ordinal, Stream};
 use crate::memory::policy::native::Native;
-use crate::memory::policy::{Address, AllocConf, Policy, Settings};
+use crate::memory::policy::{Address, AllocConf, FastHash, Policy, Settings};
 use crate::memory::replay::{ReplayError, check_streams};
 use crate::memory::trace::{SegmentEvent, Trace};
 
@@ -12,61 +14,75 @@ impl Snapshot {
     /// Replays a recording without a limit and keeps every event with its address, and the state at the end. The page
     /// needs a time for each event: it is the event's number, in microseconds.
     pub fn of_trace(trace: &Trace, settings: Settings) -> Result<Self, ReplayError> {
-        let ordinals = trace.ordinals().ok_or(ReplayError::Ordinals)?;
-        check_streams(trace)?;
-        let mut policy = Native::with_settings(settings, u64::MAX);
-        policy.record_segments();
-        // Address, bytes asked for and stream by ordinal.
-        let mut live: Vec<Option<(Address, u64, Stream)>> = vec![None; ordinals];
-        let mut entries = Vec::with_capacity(trace.events.len().saturating_mul(2));
-        for event in &trace.events {
-            let mut push = |action, address: Address, bytes, stream| {
-                let time_us = entries.len() as u64;
-                entries.push(Entry { action, address: address.0, bytes, stream, time_us, stack: None });
-            };
-            match *event {
-                Event::Alloc { ordinal, bytes, stream } => {
-                    let placed = policy.allocate(bytes, stream);
-                    for SegmentEvent { action, address, bytes, stream, .. } in policy.take_segments() {
-                        push(Action::Segment(action), address, bytes, stream);
-                    }
-                    match placed {
-                        Ok(address) => {
-                            push(Action::Alloc, address, bytes, stream);
-                            if let Some(slot) = live.get_mut(ordinal.0 as usize) {
-                                *slot = Some((address, bytes, stream));
-                            }
-                        }
-                        Err(_) => push(Action::OutOfMemory, Address(0), bytes, stream),
-                    }
+        let mut entries = Vec::new();
+        let policy = play(trace, settings, &mut |entry| entries.push(entry))?;
+        Ok(Self { traces: vec![entries], ..Self::at_the_end_of(&policy, settings) })
+    }
+
+    /// The state that a policy is in, without the events that led to it.
+    pub(in crate::memory) fn at_the_end_of(policy: &Native, settings: Settings) -> Self {
+        let conf = AllocConf { settings, ..AllocConf::default() };
+        Self { segments: segments_of(policy), conf, ..Self::default() }
+    }
+}
+
+/// Plays a recording to PyTorch's allocator without a limit, and tells of each entry that a snapshot would have.
+pub(in crate::memory) fn play(
+    trace: &Trace,
+    settings: Settings,
+    tell: &mut dyn FnMut(Entry),
+) -> Result<Native, ReplayError> {
+    trace.ordinals().ok_or(ReplayError::Ordinals)?;
+    check_streams(trace)?;
+    let mut policy = Native::with_settings(settings, u64::MAX);
+    policy.record_segments();
+    // Address, bytes asked for and stream by ordinal.
+    let mut live: HashMap<Ordinal, (Address, u64, Stream), FastHash> = HashMap::default();
+    let mut time_us = 0;
+    let mut push = |action, address: Address, bytes, stream| {
+        tell(Entry { action, address: address.0, bytes, stream, time_us, stack: None });
+        time_us += 1;
+    };
+    for event in &trace.events {
+        match *event {
+            Event::Alloc { ordinal, bytes, stream } => {
+                let placed = policy.allocate(bytes, stream);
+                for SegmentEvent { action, address, bytes, stream, .. } in policy.take_segments() {
+                    push(Action::Segment(action), address, bytes, stream);
                 }
-                Event::FreeRequested { ordinal } => {
-                    if let Some((address, bytes, stream)) = live.get(ordinal.0 as usize).copied().flatten() {
-                        policy.free_requested(address);
+                match placed {
+                    Ok(address) => {
+                        push(Action::Alloc, address, bytes, stream);
+                        live.insert(ordinal, (address, bytes, stream));
+                    }
+                    Err(_) => push(Action::OutOfMemory, Address(0), bytes, stream),
+                }
+            }
+            Event::FreeRequested { ordinal } => {
+                if let Some((address, bytes, stream)) = live.get(&ordinal).copied() {
+                    policy.free_requested(address);
+                    push(Action::FreeRequested, address, bytes, stream);
+                }
+            }
+            Event::Free { ordinal } => {
+                if let Some((address, bytes, stream)) = live.remove(&ordinal) {
+                    if policy.is_live(address) {
                         push(Action::FreeRequested, address, bytes, stream);
                     }
+                    policy.free(address);
+                    push(Action::FreeCompleted, address, bytes, stream);
                 }
-                Event::Free { ordinal } => {
-                    if let Some((address, bytes, stream)) = live.get_mut(ordinal.0 as usize).and_then(Option::take) {
-                        if policy.is_live(address) {
-                            push(Action::FreeRequested, address, bytes, stream);
-                        }
-                        policy.free(address);
-                        push(Action::FreeCompleted, address, bytes, stream);
-                    }
-                }
-                Event::Mark(Mark::Trim) => {
-                    policy.release_cached();
-                    for SegmentEvent { action, address, bytes, stream, .. } in policy.take_segments() {
-                        push(Action::Segment(action), address, bytes, stream);
-                    }
-                }
-                Event::Mark(Mark::Step(_) | Mark::Phase(_)) => {}
             }
+            Event::Mark(Mark::Trim) => {
+                policy.release_cached();
+                for SegmentEvent { action, address, bytes, stream, .. } in policy.take_segments() {
+                    push(Action::Segment(action), address, bytes, stream);
+                }
+            }
+            Event::Mark(Mark::Step(_) | Mark::Phase(_)) => {}
         }
-        let conf = AllocConf { settings, ..AllocConf::default() };
-        Ok(Self { segments: segments_of(&policy), traces: vec![entries], conf, ..Self::default() })
     }
+    Ok(policy)
 }
 
 /// The policy's blocks, gathered into contiguous mapped ranges.

@@ -23,7 +23,7 @@ use std::io::{self, BufWriter, Write};
 
 use serde::{Deserialize, Serialize};
 
-use super::Trace;
+use super::{MAX_EVENTS, Trace};
 use crate::memory::event::{Event, Mark, Ordinal, Phase, Stream};
 use crate::memory::policy::{AllocConf, FastHash};
 
@@ -80,6 +80,12 @@ pub enum TraceFileError {
     Truncated {
         /// Where.
         offset: usize,
+    },
+    /// More than is read.
+    #[error("the trace has more than {limit} events (hint: record fewer steps; a handful tells all)")]
+    TooLong {
+        /// The most events that are read.
+        limit: usize,
     },
     /// Something that no writer writes.
     #[error("the trace is damaged at offset {offset}: {problem}")]
@@ -171,6 +177,10 @@ impl<W: Write> TraceWriter<W> {
 
 /// Reads a file's content.
 pub fn read(data: &[u8]) -> Result<(TraceHeader, Trace), TraceFileError> {
+    read_within(data, MAX_EVENTS)
+}
+
+fn read_within(data: &[u8], limit: usize) -> Result<(TraceHeader, Trace), TraceFileError> {
     let mut reader = Reader { data, at: 0 };
     let header = reader.header()?;
     let mut trace = Trace::default();
@@ -179,7 +189,11 @@ pub fn read(data: &[u8]) -> Result<(TraceHeader, Trace), TraceFileError> {
     loop {
         let offset = reader.at;
         let damaged = |problem| TraceFileError::Damaged { offset, problem };
-        match reader.byte()? {
+        let tag = reader.byte()?;
+        if trace.events.len() >= limit && tag != END {
+            return Err(TraceFileError::TooLong { limit });
+        }
+        match tag {
             ALLOC => {
                 let (bytes, stream) = (reader.varint()?, Stream(reader.varint()?));
                 trace.events.push(Event::Alloc { ordinal: Ordinal(live.len() as u64), bytes, stream });
@@ -322,6 +336,13 @@ mod tests {
         let (_, trace) = read(&written(&[free(3), alloc(900), alloc(1000), free(900)])).unwrap();
         assert_eq!(trace.events, [alloc(0), alloc(1), free(0)]);
         assert_eq!(trace.ordinals(), Some(2));
+    }
+
+    #[test]
+    fn a_recording_is_read_up_to_its_bound() {
+        let (whole, count) = (written(&events()), events().len());
+        assert_eq!(read_within(&whole, count).unwrap().1.events.len(), count);
+        assert_eq!(read_within(&whole, count - 1).unwrap_err(), TraceFileError::TooLong { limit: count - 1 });
     }
 
     #[test]

@@ -11,6 +11,9 @@ use super::policy::{Address, AllocConf};
 pub mod file;
 pub mod rmm;
 
+/// The most events of a recording. In memory each takes some forty bytes, several times over where it is forecast from.
+pub const MAX_EVENTS: usize = 50_000_000;
+
 pub use file::{TraceFileError, TraceHeader, TraceWriter};
 pub use rmm::RmmError;
 

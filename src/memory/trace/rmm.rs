@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use super::{Failure, Obstacle, Trace};
+use super::{Failure, MAX_EVENTS, Obstacle, Trace};
 use crate::memory::event::{Event, Ordinal, Stream};
 use crate::memory::policy::{Address, FastHash};
 
@@ -31,6 +31,8 @@ pub enum RmmError {
         problem: &'static str,
     },
 }
+
+const TOO_LONG: &str = "there are more lines than are read (hint: cut the log off after some steps)";
 
 /// Live blocks by pointer.
 type Pointers = HashMap<u64, Ordinal, FastHash>;
@@ -59,7 +61,10 @@ fn add(trace: &mut Trace, pointers: &mut Pointers, index: usize, line: &[u8]) ->
     let [_, _, action, pointer, bytes, stream] = columns[..] else { return Err("it does not have six columns") };
     let bytes: u64 = bytes.parse().map_err(|_| "the size is not a number")?;
     let stream = Stream(number(stream).ok_or("the stream is not a number")?);
-    let source = u32::try_from(index).map_err(|_| "there are too many lines")?;
+    let source = u32::try_from(index).map_err(|_| TOO_LONG)?;
+    if trace.events.len() >= MAX_EVENTS {
+        return Err(TOO_LONG);
+    }
     match action {
         "allocate" => {
             let pointer = number(pointer).ok_or("the pointer is not a number")?;

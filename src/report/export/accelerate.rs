@@ -31,7 +31,7 @@ impl Exporter for Accelerate {
             Precision::MixedF16 => "fp16",
             Precision::Bf16 | Precision::F16 => return Err(pytorch::no_precision(answer, NAME)),
         };
-        let replicas = answer.replicas();
+        let replicas = answer.recommended.replicas;
         let distributed_type = match (answer.is_cuda(), replicas) {
             (_, 0 | 1) => "NO",
             (true, _) => "MULTI_GPU",

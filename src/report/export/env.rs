@@ -55,7 +55,7 @@ pub(super) fn variables(answer: &Answer<'_>) -> Vec<(&'static str, String)> {
         ("TUNE_BATCH_NORM", name_of(&recommended.batch_norm)),
         ("TUNE_TRIM", name_of(&recommended.trim)),
         ("TUNE_LIMIT_BYTES", recommended.allocator.limit_bytes.to_string()),
-        ("TUNE_REPLICAS", answer.replicas().to_string()),
+        ("TUNE_REPLICAS", answer.recommended.replicas.to_string()),
         ("TUNE_STATUS", answer.recommendation.status.name().to_owned()),
     ];
     if let Some(conf) = &recommended.allocator.conf {

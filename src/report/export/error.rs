@@ -94,7 +94,7 @@ pub enum ExportError {
     },
     /// The recommendation is for another number of replicas than its configuration.
     #[error(
-        "the recommendation is for {found} replicas, and the configuration's `target.replicas` is {expected} (hint: was `effective_batch_size` edited?)"
+        "the recommendation is for {found} replicas, and the configuration's `target.replicas` is {expected} (hint: was `replicas` edited?)"
     )]
     Replicas {
         /// What the configuration says.

@@ -45,12 +45,6 @@ pub struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// Devices that train together.
-    fn replicas(&self) -> usize {
-        let Recommended { batch_size, accumulation_steps, effective_batch_size, .. } = self.recommended;
-        effective_batch_size / batch_size.saturating_mul(*accumulation_steps).max(1)
-    }
-
     /// Whether it was measured on a card.
     fn is_cuda(&self) -> bool {
         self.recommendation.environment.device.starts_with("cuda")

@@ -127,7 +127,7 @@ pub(super) fn batch_norm_notes(answer: &Answer<'_>) -> Vec<String> {
     let text = match recommended.batch_norm {
         BatchNorm::Train if recommended.accumulation_steps > 1 => {
             let over_replicas =
-                if answer.replicas() > 1 { "torch.nn.SyncBatchNorm for those of all replicas, " } else { "" };
+                if answer.recommended.replicas > 1 { "torch.nn.SyncBatchNorm for those of all replicas, " } else { "" };
             format!(
                 "batch normalisation, if the model has any, takes its statistics over micro-batches of {}, not over {} samples (hint: {over_replicas}`train.batch_norm: frozen`, or group normalisation)",
                 recommended.batch_size, recommended.effective_batch_size

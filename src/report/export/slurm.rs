@@ -34,7 +34,7 @@ impl Exporter for Slurm {
              \n\
              exec srun --kill-on-bad-exit=1 \"$@\"\n",
             origin = answer.origin(),
-            replicas = answer.replicas(),
+            replicas = answer.recommended.replicas,
             cpus = answer.recommended.loader_workers.saturating_add(1),
             assignments = env::assignments(answer)?,
         ))

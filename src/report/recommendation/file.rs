@@ -3,10 +3,11 @@
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use super::nesting::{DEEPEST, too_deep_at};
 use super::{Impossible, Recommendation, SCHEMA};
 
-/// The largest recommendation file that is read back.
-const MAX_FILE_BYTES: u64 = 16 << 20;
+/// The largest recommendation file that is read back: one with ten thousand rejected points.
+const MAX_FILE_BYTES: u64 = 4 << 20;
 /// As many as Linux follows.
 const MOST_LINKS: usize = 40;
 
@@ -41,6 +42,9 @@ impl Recommendation {
         if text.len() as u64 > MAX_FILE_BYTES {
             let source = std::io::Error::other(format!("over {MAX_FILE_BYTES} bytes are no recommendation"));
             return Err(failed(source));
+        }
+        if let Some((line, column)) = too_deep_at(&text) {
+            return Err(ReportError::TooDeep { path: path.to_owned(), line, column });
         }
         let read: Self =
             serde_yaml::from_str(&text).map_err(|source| ReportError::Parse { path: path.to_owned(), source })?;
@@ -100,7 +104,16 @@ fn behind_links(path: &Path) -> PathBuf {
 /// A file beside `path` that can take its place, and is gone unless it does.
 fn draft(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    tempfile::Builder::new().prefix(".recommendation").tempfile_in(folder)
+    tempfile::Builder::new().prefix(".recommendation").tempfile_in(folder).map_err(without_its_name)
+}
+
+/// An error without the name of a file that nobody asked for: what was to be written is named beside it.
+fn without_its_name(error: std::io::Error) -> std::io::Error {
+    let said = error.to_string();
+    match said.rsplit_once(" at path ") {
+        Some((why, _)) => std::io::Error::new(error.kind(), why.to_owned()),
+        None => error,
+    }
 }
 
 /// Temporary files are private to their owner; a recommendation is for the job that runs next.
@@ -138,6 +151,16 @@ pub enum ReportError {
         /// Why not.
         #[source]
         source: serde_yaml::Error,
+    },
+    /// The file is nested as no recommendation is.
+    #[error("`{}` is no recommendation: it is nested more than {DEEPEST} levels deep at line {line} column {column}", path.display())]
+    TooDeep {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Where.
+        line: usize,
+        /// Where in that line.
+        column: usize,
     },
     /// The file is of another schema.
     #[error("`{}` has the schema `{found}`, expected `{SCHEMA}`", path.display())]
@@ -187,6 +210,20 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         assert!(Recommendation::check_writable(&socket).is_err());
         assert!(Recommendation::check_writable(folder.path()).is_err());
+    }
+
+    #[test]
+    fn an_error_names_what_was_to_be_written_alone() {
+        let error = Recommendation::check_writable(Path::new("/nonexistent/report.html")).unwrap_err();
+        let said = crate::text::with_causes(&error);
+        assert_eq!(said, "cannot write `/nonexistent/report.html`: No such file or directory (os error 2)");
+    }
+
+    #[test]
+    fn brackets_without_end_are_no_recommendation() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "[".repeat(400_000)).unwrap();
+        assert!(matches!(Recommendation::read(file.path()), Err(ReportError::TooDeep { line: 1, .. })));
     }
 
     #[test]

@@ -75,6 +75,7 @@ fn recommended(source: &Source<'_>, space: &Space, point: &Point) -> Recommended
         batch_size: point.batch_size,
         accumulation_steps: point.accumulation_steps,
         effective_batch_size: space.effective_batch_size(point),
+        replicas: source.plan.target.replicas.max(1),
         loader_workers: point.loader_workers,
         prefetch_depth: point.prefetch_depth,
         device_prefetch: point.device_prefetch,

@@ -56,17 +56,20 @@ pub enum Impossible {
     /// A count of nothing.
     #[error("`{0}` is 0, and must be at least 1")]
     Zero(&'static str),
-    /// Accumulation and batch size do not make up the effective batch.
+    /// Batch size, accumulation and replicas do not make up the effective batch.
     #[error(
-        "`effective_batch_size: {effective}` is no multiple of `batch_size: {batch}` × `accumulation_steps: {steps}`"
+        "`effective_batch_size: {effective}` is not `batch_size: {batch}` × `accumulation_steps: {steps}` × `replicas: \
+         {replicas}` (hint: `replicas` may be left out where it is 1)"
     )]
-    NotAMultiple {
+    NotTheProduct {
         /// Samples per optimizer step.
         effective: usize,
         /// Samples per pass.
         batch: usize,
         /// Passes per optimizer step.
         steps: usize,
+        /// Devices that train together.
+        replicas: usize,
     },
     /// Prefetching by nobody.
     #[error("`prefetch_depth: {0}` needs loader workers, and `loader_workers` is 0")]
@@ -137,18 +140,20 @@ impl Recommended {
             ("batch_size", self.batch_size as u64),
             ("accumulation_steps", self.accumulation_steps as u64),
             ("effective_batch_size", self.effective_batch_size as u64),
+            ("replicas", self.replicas as u64),
             ("allocator.limit_bytes", self.allocator.limit_bytes),
         ];
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return Err(Impossible::Zero(name));
         }
-        // Over all replicas, of which the file does not tell the number.
         let of_a_replica = self.batch_size.checked_mul(self.accumulation_steps);
-        if !of_a_replica.is_some_and(|samples| self.effective_batch_size.is_multiple_of(samples)) {
-            return Err(Impossible::NotAMultiple {
+        let product = of_a_replica.and_then(|samples| samples.checked_mul(self.replicas));
+        if product != Some(self.effective_batch_size) {
+            return Err(Impossible::NotTheProduct {
                 effective: self.effective_batch_size,
                 batch: self.batch_size,
                 steps: self.accumulation_steps,
+                replicas: self.replicas,
             });
         }
         if self.loader_workers > MOST_WORKERS {

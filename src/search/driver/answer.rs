@@ -11,8 +11,8 @@ use crate::report::recommendation::Source;
 use crate::search::JudgedTrial;
 use crate::search::allocator_reason::allocator_reason;
 use crate::search::recommend::standing;
-use crate::trial::Outcome;
 use crate::trial::journal::Entry;
+use crate::trial::{Outcome, Point, TrialRecord, TrialSpec};
 
 /// How long what the report draws may be computed for. A replay takes milliseconds to seconds.
 const TIME_FOR_DRAWINGS: Duration = Duration::from_secs(2);
@@ -83,7 +83,26 @@ impl Running<'_> {
         Ok(recommendation)
     }
 
+    /// A note of each trial that ran ahead of its turn and never had one. It is no candidate, however fast: the answer is
+    /// the one that a single device gives, which would not have run it.
+    fn note_what_was_not_needed(&mut self) {
+        let note = |record: &TrialRecord| {
+            let TrialSpec { id, point, .. } = &record.spec;
+            let rate = record.measurement.as_ref().map_or(0.0, |measurement| measurement.samples_per_second);
+            format!(
+                "trial {id} (batch {} × {}, {rate:.1} samples/s) ran ahead on an idle device and was not needed: one device \
+                 alone would not have run it, so it is no candidate",
+                point.batch_size, point.accumulation_steps
+            )
+        };
+        self.device_notes.extend(self.waiting.measured().map(note));
+    }
+
     pub(super) fn finish(mut self, end: End) -> StudyResult {
+        // In a study that was cut short its turn may still come.
+        if matches!(end, End::Safe | End::NoSafePoint | End::RanksUnseen(_)) {
+            self.note_what_was_not_needed();
+        }
         let recommendation = self.recommendation();
         // A study that was cut short before it found anything has nothing to say, least of all over an answer that an
         // earlier one left in the same file.

@@ -229,6 +229,34 @@ fn trials_of_a_grid_run_on_every_device() {
 }
 
 #[test]
+fn a_trial_that_ran_ahead_and_was_not_needed_is_told_of_and_is_no_candidate() {
+    let found = |count: usize| {
+        let folder = tempfile::tempdir().unwrap();
+        let device = |_| {
+            let machine = Machine { study: Some(folder.path().join("study")), ..Machine::new() };
+            let fate: Fate<'_> = Box::new(move |spec| {
+                let mut record = machine.clone().run(spec, &mut |_| {})?;
+                // Far faster than could be foreseen, so that the next pair, which may run beside it, cannot win any more.
+                if let Some(measurement) = record.measurement.as_mut().filter(|_| spec.point.batch_size == 16) {
+                    measurement.samples_per_second *= 10.0;
+                }
+                Ok(record)
+            });
+            (Ok(DeviceFacts { cpus: 8, ..facts() }), fate)
+        };
+        study(folder.path(), &plan(16), (0..count).map(device).collect(), Vec::new())
+    };
+    let (one, many) = (found(1), found(2));
+    assert_eq!(told(many.history()).len(), told(one.history()).len());
+    assert_eq!(one.recommendation().recommended, many.recommendation().recommended);
+    assert_eq!(one.recommendation().alternatives, many.recommendation().alternatives);
+    let notes = &many.recommendation().notes;
+    assert_eq!(many.journal.len(), many.history().trials().len() + 1, "{:?}", many.ran);
+    assert!(notes.iter().any(|note| note.contains("(batch 4 × 4, ") && note.contains("ran ahead")), "{notes:?}");
+    assert!(!one.recommendation().notes.iter().any(|note| note.contains("ran ahead")));
+}
+
+#[test]
 fn a_device_that_fails_twice_is_given_up_and_the_others_find_the_answer() {
     let folder = tempfile::tempdir().unwrap();
     let devices: Devices<'_> = vec![(Ok(facts()), healthy()), (Ok(facts()), Box::new(|_: &TrialSpec| Err(broken())))];

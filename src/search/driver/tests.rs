@@ -95,6 +95,34 @@ fn studies_that_start_nothing_cost_no_answer_of_an_earlier_one() {
     }
 }
 
+/// A program of two ranks, of which one never says anything.
+struct HalfSeen<E>(E);
+
+impl<E: Executor> Executor for HalfSeen<E> {
+    fn start(&mut self) -> Result<DeviceFacts, ExecutorError> {
+        self.0.start()
+    }
+
+    fn run(&mut self, spec: &TrialSpec, observe: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError> {
+        let mut record = self.0.run(spec, observe)?;
+        if let Some(measurement) = &mut record.measurement {
+            measurement.unseen_ranks = vec![1];
+        }
+        Ok(record)
+    }
+}
+
+#[test]
+fn an_answer_that_was_not_seen_on_every_rank_is_not_safe() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut executor = HalfSeen(ScriptedExecutor::new(|spec| Script::healthy(&spec.point)));
+    let result = study_in(folder.path(), &plan(16), &mut executor, Vec::new()).unwrap();
+    assert_eq!(result.end, End::RanksUnseen(1));
+    let read = Recommendation::read(&folder.path().join("recommendation.yaml")).unwrap();
+    assert_eq!(read.status, Status::Unverified);
+    assert_eq!(read.recommended.map(|recommended| recommended.batch_size), Some(16));
+}
+
 /// A machine whose probes leave their recordings in the study of [`study_in`].
 fn machine_in(folder: &Path) -> Machine {
     Machine { study: Some(folder.join("study")), ..Machine::new() }

@@ -6,7 +6,7 @@
 //! matter when it ended. As a processor runs instructions ahead and retires them in order, so a study on many devices
 //! has the history that one device gives, trial by trial, and with it the same answer; only the time is another.
 //! (On one device the same trials would have been measured by the same steps. What a study costs more is what ran ahead
-//! and never had its turn: it is in the journal, and nobody is told.)
+//! and never had its turn: it is in the journal, the strategy is not told, and the recommendation has a note of it.)
 //!
 //! A resumed study goes the same way: what its journal holds is what has ended and waits for its turn.
 
@@ -45,6 +45,12 @@ impl Waiting {
     fn take(&mut self, ask: &Ask) -> Option<(TrialRecord, Origin)> {
         let index = self.0.iter().position(|(record, _)| answers(&record.spec, ask))?;
         self.0.remove(index)
+    }
+
+    /// Measured trials of this run that have had no turn.
+    pub(super) fn measured(&self) -> impl Iterator<Item = &TrialRecord> {
+        let of_this_run = self.0.iter().filter(|(_, origin)| *origin == Origin::Run).map(|(record, _)| record);
+        of_this_run.filter(|record| record.spec.is_measuring() && record.completed())
     }
 
     fn asks(&self) -> impl Iterator<Item = Ask> {

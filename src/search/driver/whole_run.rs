@@ -14,19 +14,39 @@ use crate::trial::{Interrupt, Outlook, Point, TrialRecord};
 /// How often progress is told.
 const TICK: Duration = Duration::from_millis(100);
 
+/// What is to be said of a play that the budget ended: nothing of it is kept, so the next one may end the same way.
+fn unfinished(point: &Point, reached: Option<PlayedSteps>) -> String {
+    let far = reached.map_or_else(String::new, |PlayedSteps { step, total }| format!(" at step {step} of {total}"));
+    format!(
+        "the budget ended the forecast of the whole run of batch {}{far}; `--resume` plays it from its beginning (hint: a \
+         larger `budget.time`, or a smaller `safety.horizon_steps`)",
+        point.batch_size
+    )
+}
+
 impl Running<'_> {
     /// Plays the whole run of a point and tells the history. Gives the study's end if it was cut short.
     pub(super) fn play(&mut self, point: Point) -> Option<End> {
         let playing =
             |point: &Point, PlayedSteps { step, total }| Event::RunPlaying { point: point.clone(), step, total };
         self.study.reporter.report(&playing(&point, PlayedSteps { step: 0, total: 0 }));
-        let until = self.clock.checked_add(self.study.plan.budget.time);
-        let (reporter, interrupt) = (&mut *self.study.reporter, &self.study.interrupt);
-        let mut watch = watching(reporter, interrupt, until, |steps| playing(&point, steps));
-        let Some(played) = self.knowledge.play(&point, &self.history, &mut watch) else {
-            return Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded });
+        let (until, mut reached) = (self.clock.checked_add(self.study.plan.budget.time), None);
+        let played = {
+            let (reporter, interrupt) = (&mut *self.study.reporter, &self.study.interrupt);
+            let mut follow = watching(reporter, interrupt, until, |steps| playing(&point, steps));
+            let mut watch = |steps| {
+                reached = Some(steps);
+                follow(steps)
+            };
+            self.knowledge.play(&point, &self.history, &mut watch)
         };
-        drop(watch);
+        let Some(played) = played else {
+            if self.study.interrupt.requested() {
+                return Some(End::Interrupted);
+            }
+            self.study.reporter.report(&Event::Warning { text: unfinished(&point, reached) });
+            return Some(End::BudgetEnded);
+        };
         let mut outlook = played.outlook;
         if let Some(breach) = &mut outlook.breach {
             // Whoever ends this is heard when the next trial is asked for.

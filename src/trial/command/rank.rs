@@ -171,8 +171,7 @@ impl<'a> Rank<'a> {
             return Some(AFTER_LAST_STEP + patience.step);
         }
         let (steps, trial) = (self.told.steps(), self.terms.trial);
-        let is_checking = trial.soak_checks_after().is_some_and(|after| after as usize == steps);
-        let building = steps == 0 || trial.is_probe() || is_checking;
+        let building = trial.is_probe() || trial.has_more_than_a_step_ahead(u32::try_from(steps).unwrap_or(u32::MAX));
         // Ranks say hello before they wait for one another and build anything.
         let meeting = if self.terms.replicas > 1 && steps == 0 { patience.start } else { Duration::ZERO };
         Some(meeting + if building { patience.build + patience.step } else { patience.step })

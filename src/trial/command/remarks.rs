@@ -54,21 +54,22 @@ pub(super) fn incomplete_soak(ranks: &[Told]) -> Option<String> {
     ))
 }
 
-/// What is to be said of ranks that say nothing beside others that do: nobody knows what they need.
-pub(super) fn silent_ranks(ranks: &[Told]) -> Option<String> {
-    let silent: Vec<String> = (0..)
-        .zip(ranks)
-        .filter(|(_, told)| told.hello.is_none())
-        .map(|(rank, _): (usize, _)| rank.to_string())
-        .collect();
+/// The ranks that say nothing beside others that do.
+pub(super) fn unseen_ranks(ranks: &[Told]) -> Vec<usize> {
+    let silent: Vec<usize> = (0..).zip(ranks).filter(|(_, told)| told.hello.is_none()).map(|(rank, _)| rank).collect();
+    if silent.len() < ranks.len() { silent } else { Vec::new() }
+}
+
+/// What is to be said of them: nobody knows what they need.
+pub(super) fn silent_ranks(unseen: &[usize], ranks: usize) -> Option<String> {
+    let silent: Vec<String> = unseen.iter().map(ToString::to_string).collect();
     let (are, shown) = (silent.len(), silent.get(..NAMED_RANKS).unwrap_or(&silent).join(", "));
     let more = if are > NAMED_RANKS { format!(" and {} more", are - NAMED_RANKS) } else { String::new() };
     let subject = if are == 1 { "rank" } else { "ranks" };
-    (1..ranks.len()).contains(&are).then(|| {
+    (are > 0).then(|| {
         format!(
-            "{subject} {shown}{more} of {} never reported, so what they need was not seen (hint: every rank has to import \
-             `tune_report`, and to have RANK or LOCAL_RANK in its environment)",
-            ranks.len()
+            "{subject} {shown}{more} of {ranks} never reported, so what they need was not seen (hint: every rank has to \
+             import `tune_report`, and to have RANK or LOCAL_RANK in its environment)"
         )
     })
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::device::Placement;
-use super::remarks::{incomplete_soak, silent_ranks, unreported, unsampled};
+use super::remarks::{incomplete_soak, silent_ranks, unreported, unsampled, unseen_ranks};
 use super::run::Heard;
 use super::spec::TrialFiles;
 use super::trace::{self, Beside, Content};
@@ -38,8 +38,9 @@ impl CommandExecutor {
         }
         record.samples = worst::samples(&heard.ranks);
         if heard.outcome == Outcome::Completed {
-            record.measurement = Some(self.measure(spec, &heard, seen));
-            record.warnings.extend(silent_ranks(&heard.ranks));
+            let unseen_ranks = unseen_ranks(&heard.ranks);
+            record.warnings.extend(silent_ranks(&unseen_ranks, heard.ranks.len()));
+            record.measurement = Some(Measurement { unseen_ranks, ..self.measure(spec, &heard, seen) });
         }
         if record.samples.is_empty() && heard.outcome == Outcome::Completed {
             record.warnings.push(if heard.reports() {

@@ -175,8 +175,8 @@ impl<'a> Watch<'a> {
     /// The longest time without progress that is allowed now.
     fn allowance(&self) -> Duration {
         let patience = &self.config.patience;
-        let is_between_steps = self.steps == 0 || self.record.spec.soak_checks_after() == Some(self.steps);
-        if is_between_steps { patience.build + patience.step } else { patience.step }
+        let is_more = self.record.spec.has_more_than_a_step_ahead(self.steps);
+        if is_more { patience.build + patience.step } else { patience.step }
     }
 
     fn hear(&mut self, message: FromWorker, observe: &mut dyn FnMut(Observation)) -> Option<Ending> {

@@ -81,8 +81,8 @@ impl Trial<'_> {
     /// Waits for another replica for as long as the driver waits for this one now, or a little less.
     pub(super) fn be_patient(&self) {
         let Some(place) = self.place() else { return };
-        let is_step = self.finished as usize >= self.spec.accumulation() && !self.spec.is_soak();
-        let patience = if is_step { place.step } else { place.build.saturating_add(place.step) };
+        let is_more = self.spec.has_more_than_a_step_ahead(self.finished);
+        let patience = if is_more { place.build.saturating_add(place.step) } else { place.step };
         place.group.set_patience(patience.mul_f64(SHARE_OF_PATIENCE));
     }
 

@@ -13,6 +13,7 @@ use crate::memory::forecast::report::Method;
 use crate::memory::forecast::run::shaped::{ShapeFits, Shaped, Shapes};
 use crate::memory::forecast::run::{Doubled, LongScript, LongTerms, Releases, RunEvents, steps_of_an_update};
 use crate::memory::policy::FastHash;
+use crate::units::plural;
 
 /// Sizes that fit no polynomial may be this share of all bytes; where more is off, the probes did not really do the same.
 const MAX_MISFIT_SHARE: f64 = 0.01;
@@ -208,7 +209,11 @@ impl ShapeForecaster {
     pub fn reason(&self) -> String {
         let allocations = self.recording.allocations();
         match self.misfits {
-            0 => format!("all {allocations} allocations follow {} polynomials of the shape", self.distinct),
+            0 => {
+                let (subject, verb) =
+                    (plural(allocations, "allocation"), if allocations == 1 { "follows" } else { "follow" });
+                format!("all {subject} {verb} {} of the shape", plural(self.distinct, "polynomial"))
+            }
             misfits => format!(
                 "{misfits} of {allocations} allocations follow no polynomial of the shape; they are small, were off by up \
                  to {}.{} % in the probes and are taken as that much larger",
