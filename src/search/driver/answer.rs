@@ -12,7 +12,7 @@ use crate::search::JudgedTrial;
 use crate::search::allocator_reason::allocator_reason;
 use crate::search::recommend::standing;
 use crate::trial::journal::Entry;
-use crate::trial::{Outcome, Point, TrialRecord, TrialSpec};
+use crate::trial::{Outcome, TrialRecord, TrialSpec};
 
 /// How long what the report draws may be computed for. A replay takes milliseconds to seconds.
 const TIME_FOR_DRAWINGS: Duration = Duration::from_secs(2);
