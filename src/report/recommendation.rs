@@ -11,6 +11,7 @@ use crate::memory::{FragmentationMetric, Trim};
 use crate::search::Check;
 use crate::search::recommend::Status;
 use crate::train::{BatchNorm, GradientCheckpointing, Precision};
+use crate::trial::Point;
 use crate::trial::outcome::StepQuantiles;
 use crate::trial::remedies::Changes;
 
@@ -216,6 +217,24 @@ pub struct Alternative {
     /// What is to be changed, and what it does to the whole run; absent where the point was measured as it stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<Remedy>,
+}
+
+impl Alternative {
+    /// A point that holds so much and of which nothing else is known.
+    fn at(point: &Point, basis: Basis, peak_reserved_bytes: u64) -> Self {
+        Self {
+            basis,
+            batch_size: point.batch_size,
+            accumulation_steps: point.accumulation_steps,
+            loader_workers: point.loader_workers,
+            prefetch_depth: point.prefetch_depth,
+            device_prefetch: point.device_prefetch,
+            gradient_checkpointing: point.gradient_checkpointing,
+            samples_per_second: None,
+            peak_reserved_bytes,
+            remedy: None,
+        }
+    }
 }
 
 /// A change by which a run takes less or lasts, by forecast.

@@ -151,16 +151,8 @@ fn alternatives(history: &History, space: &Space, chosen: Option<&Point>) -> Vec
             let point = &trial.record.spec.point;
             let measurement = trial.record.measurement.as_ref()?;
             Some(Alternative {
-                basis: Basis::Measured,
-                batch_size: point.batch_size,
-                accumulation_steps: point.accumulation_steps,
-                loader_workers: point.loader_workers,
-                prefetch_depth: point.prefetch_depth,
-                device_prefetch: point.device_prefetch,
-                gradient_checkpointing: point.gradient_checkpointing,
                 samples_per_second: Some(measurement.samples_per_second),
-                peak_reserved_bytes: measurement.peak_reserved_bytes,
-                remedy: None,
+                ..Alternative::at(point, Basis::Measured, measurement.peak_reserved_bytes)
             })
         })
         .collect()

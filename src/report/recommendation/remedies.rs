@@ -22,21 +22,13 @@ pub(super) fn alternatives<'a>(
 
 fn alternative(point: &Point, found: &RunRemedies, way: &RunRemedy) -> Alternative {
     Alternative {
-        basis: Basis::Forecast,
-        batch_size: point.batch_size,
-        accumulation_steps: point.accumulation_steps,
-        loader_workers: point.loader_workers,
-        prefetch_depth: point.prefetch_depth,
-        device_prefetch: point.device_prefetch,
-        gradient_checkpointing: point.gradient_checkpointing,
-        samples_per_second: None,
-        peak_reserved_bytes: way.run.peak_reserved_bytes,
         remedy: Some(Remedy {
             changes: way.changes,
             reason: way.reason.clone(),
             run: way.run,
             as_it_is: found.as_it_is,
         }),
+        ..Alternative::at(point, Basis::Forecast, way.run.peak_reserved_bytes)
     }
 }
 
