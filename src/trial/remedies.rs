@@ -76,7 +76,7 @@ pub struct Changes {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_to_multiple_of: Option<u64>,
     /// Samples are sorted by length within windows of 50 batches: for the sampler of whoever trains.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub group_by_length: bool,
     /// A batch has as many samples as fit into so many tokens: for the sampler of whoever trains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -98,11 +98,6 @@ impl fmt::Display for Changes {
         parts.extend(self.trim.map(|trim| format!("`memory.trim: {trim}`")));
         f.pad(&parts.join(" and "))
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]

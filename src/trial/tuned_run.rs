@@ -58,7 +58,7 @@ impl TriedSetting {
             peak_reserved_bytes: one.figures.peak_reserved_bytes,
             is_cut_short: one.ending == Ending::Outdone,
             device_calls: one.figures.device_calls,
-            result: result(one),
+            result: one.trouble().unwrap_or_else(|| "comes to its end".to_owned()),
             is_best: tuning.chosen == Some(place),
         };
         tuning.tried.iter().enumerate().map(row).collect()
@@ -68,15 +68,5 @@ impl TriedSetting {
     pub fn peak_reserved(&self) -> String {
         let peak = Bytes(self.peak_reserved_bytes);
         if self.is_cut_short { format!("≥ {peak}") } else { peak.to_string() }
-    }
-}
-
-fn result(one: &Tried) -> String {
-    match (one.ending, &one.breach, one.figures.out_of_memory) {
-        (Ending::OutOfMemory, _, Some(end)) => format!("out of memory at step {}", end.step),
-        (Ending::OutOfMemory, _, None) => "out of memory".to_owned(),
-        (Ending::Outdone, ..) => format!("cut short at step {}: it cannot win any more", one.figures.steps),
-        (Ending::Survived, Some(breach), _) => breach.to_string(),
-        (Ending::Survived, None, _) => "comes to its end".to_owned(),
     }
 }

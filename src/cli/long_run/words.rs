@@ -6,7 +6,7 @@ use super::{LongRunReport, LongRunRow, Tuned};
 use crate::cli::rate;
 use crate::memory::forecast::batching::{Batching, Order, Remedies, Remedy};
 use crate::memory::forecast::long_run::LongRunFigures;
-use crate::memory::forecast::tuning::{Ending, Tried, Tuning};
+use crate::memory::forecast::tuning::Tuning;
 use crate::units::{Bytes, plural};
 
 /// Everything.
@@ -69,18 +69,8 @@ fn tuning(tuning: &Tuning, text: &mut String) {
             one.candidate.to_string(),
             one.peak_reserved(),
             one.figures.device_calls,
-            ending(one)
+            one.trouble().unwrap_or_else(|| survived(&one.figures))
         );
-    }
-}
-
-fn ending(one: &Tried) -> String {
-    match (one.ending, &one.breach, one.figures.out_of_memory) {
-        (Ending::OutOfMemory, _, Some(end)) => format!("out of memory at step {}", end.step),
-        (Ending::OutOfMemory, _, None) => "out of memory".to_owned(),
-        (Ending::Outdone, ..) => format!("cut short at step {}: it cannot win any more", one.figures.steps),
-        (Ending::Survived, Some(breach), _) => breach.to_string(),
-        (Ending::Survived, None, _) => survived(&one.figures),
     }
 }
 

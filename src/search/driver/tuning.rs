@@ -4,16 +4,14 @@
 //! What is found goes to the journal, so that a resumed study does not search again.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::whole_run::TICK;
 use super::{End, Running};
 use crate::memory::forecast::tuning::Observer;
 use crate::progress::{Event, Reporter};
 use crate::trial::journal::Entry;
 use crate::trial::{Interrupt, Point};
-
-/// How often progress is told.
-const TICK: Duration = Duration::from_millis(100);
 
 impl Running<'_> {
     /// Searches for settings and tells the history. Gives the study's end if it was cut short.

@@ -12,7 +12,7 @@ use crate::trial::journal::Entry;
 use crate::trial::{Interrupt, Outlook, Point, TrialRecord};
 
 /// How often progress is told.
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
 
 /// What is to be said of a play that the budget ended: nothing of it is kept, so the next one may end the same way.
 fn unfinished(point: &Point, reached: Option<PlayedSteps>) -> String {

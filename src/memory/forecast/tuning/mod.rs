@@ -147,6 +147,16 @@ impl Tried {
         let peak = Bytes(self.figures.peak_reserved_bytes);
         if self.ending == Ending::Outdone { format!("≥ {peak}") } else { peak.to_string() }
     }
+
+    /// What came in the way of its play, for people; `None` where it came to its end and broke nothing.
+    pub fn trouble(&self) -> Option<String> {
+        match (self.ending, &self.breach, self.figures.out_of_memory) {
+            (Ending::OutOfMemory, _, Some(end)) => Some(format!("out of memory at step {}", end.step)),
+            (Ending::OutOfMemory, _, None) => Some("out of memory".to_owned()),
+            (Ending::Outdone, ..) => Some(format!("cut short at step {}: it cannot win any more", self.figures.steps)),
+            (Ending::Survived, breach, _) => breach.as_ref().map(ToString::to_string),
+        }
+    }
 }
 
 /// What the search came to.
