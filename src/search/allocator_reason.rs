@@ -3,6 +3,7 @@
 
 use super::knowledge::Kind;
 use super::recommend::{is_slower, own_settings};
+use super::space::ConfChoice;
 use super::staged::breach_reason;
 use super::{History, JudgedTrial, Knowledge, Space};
 use crate::trial::Point;
@@ -29,14 +30,14 @@ struct Found {
 
 impl Found {
     fn of(own: &Point, history: &History, knowledge: &dyn Knowledge, space: &Space) -> Option<Self> {
-        if !space.may_tune_allocator() {
-            return None;
-        }
         // A run that could not be searched has no steps.
         if let Some(found) = history.tuned(own).filter(|found| found.steps > 0) {
             return Some(Self { conf: found.conf.clone(), reason: found.reason.clone() });
         }
-        let found = knowledge.tuned_alloc_conf(own)?;
+        let found = match space.conf_choice() {
+            ConfChoice::Any => knowledge.tuned_alloc_conf(own)?,
+            ConfChoice::Listed(_) => return None,
+        };
         Some(Self { conf: found.conf, reason: found.reason })
     }
 }

@@ -11,7 +11,7 @@ use super::driver::probes::run_terms;
 use super::knowledge::probed::{Probed, Terms};
 use super::rules::testing::{completed, sample};
 use super::scripted::{Played, facts, loaded};
-use super::{Ask, Conclusion, History, JudgedTrial, Skip, Strategy, Verdict, rules};
+use super::{Ask, Conclusion, History, JudgedTrial, Skip, Space, Strategy, Verdict, rules};
 use crate::config::Plan;
 use crate::device::DeviceFacts;
 use crate::memory::forecast::testing::Recorder;
@@ -300,7 +300,7 @@ impl Machine {
                     continue;
                 }
                 Ask::TuneAllocator { point } => {
-                    let found = knowledge.tune_run(&point, &history, &Unobserved);
+                    let found = knowledge.tune_run(&point, &history, Space::new(plan).conf_choice(), &Unobserved);
                     history.tell_tuned(point, found.unwrap().0);
                     continue;
                 }

@@ -33,6 +33,15 @@ pub struct LoaderSetting {
     pub pin_memory: bool,
 }
 
+/// Which settings of PyTorch's allocator a search may try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfChoice<'a> {
+    /// Any.
+    Any,
+    /// These, and none where there are none.
+    Listed(&'a [String]),
+}
+
 /// The search space of a plan.
 #[derive(Clone, Debug)]
 pub struct Space {
@@ -188,9 +197,9 @@ impl Space {
         &self.alloc_confs
     }
 
-    /// Whether any settings of PyTorch's allocator may be tried, and not just those that somebody listed.
-    pub fn may_tune_allocator(&self) -> bool {
-        self.may_tune_allocator
+    /// Which settings of PyTorch's allocator a search may try.
+    pub fn conf_choice(&self) -> ConfChoice<'_> {
+        if self.may_tune_allocator { ConfChoice::Any } else { ConfChoice::Listed(&self.alloc_confs) }
     }
 
     /// Loader threads to try, ascending.

@@ -164,6 +164,27 @@ fn a_resumed_study_searches_no_more_and_comes_to_the_same_wherever_it_was_cut() 
 }
 
 #[test]
+fn listed_settings_are_journaled_reasoned_and_resumed_like_any() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plan = varying();
+    plan.search.alloc_conf = ["max_split_size_mb:64", "expandable_segments:True"].map(str::to_owned).to_vec();
+    let seen = study(&plan, &mut machine(folder.path()), None, never);
+    assert_eq!((seen.searches(), seen.conf().as_deref()), (1, Some("expandable_segments:True")));
+    let reason = seen.reason();
+    assert!(reason.starts_with("`expandable_segments:True` holds ") && reason.contains("; soaked: "), "{reason}");
+    let tried = seen.journal.entries.iter().find_map(|entry| match entry {
+        Entry::AllocatorTuned { tried, .. } => Some(tried),
+        _ => None,
+    });
+    let stages: Vec<_> = tried.unwrap().iter().map(|one| (one.name.as_str(), one.stage.as_str())).collect();
+    let listed = [("max_split_size_mb:64", "as listed"), ("expandable_segments:True", "as listed")];
+    assert_eq!((stages[0], &stages[1..]), (("defaults", "as it is"), listed.as_slice()));
+    let mut machine = machine(folder.path());
+    let resumed = study(&plan, &mut machine, Some(&seen.journal), never);
+    assert_eq!((resumed.searches(), machine.ran.len(), resumed.reason()), (0, 0, reason));
+}
+
+#[test]
 fn a_search_for_settings_ends_when_the_user_wants_to_leave_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let leaves_at: fn(&Event) -> bool = |event| matches!(event, Event::AllocatorTuning { .. });

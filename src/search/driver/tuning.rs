@@ -29,7 +29,8 @@ impl Running<'_> {
             }),
         };
         followed.tell_at_once();
-        let Some((found, tried)) = self.knowledge.tune_run(&point, &self.history, &followed) else {
+        let choice = self.space.conf_choice();
+        let Some((found, tried)) = self.knowledge.tune_run(&point, &self.history, choice, &followed) else {
             return Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded });
         };
         self.study.reporter.report(&Event::AllocatorTuned { point: point.clone(), found: found.clone() });

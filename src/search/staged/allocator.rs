@@ -6,7 +6,9 @@
 //! - over the coming run itself, where the lengths of its samples vary and the run is forecast exactly. That takes up to a
 //!   minute, so the driver does it ([`Ask::TuneAllocator`]), once the probes of the run and its play under the program's
 //!   own settings are there;
-//! - else over steps that are all alike, or of the settings that the configuration lists.
+//! - else over steps that are all alike.
+//!
+//! Where the configuration lists settings, those are the candidates; else any that a search comes upon.
 //!
 //! The one that holds the least memory is confirmed by a real trial. Where steps are alike it wins as any point does, by
 //! speed, and within half a percent by memory. Over a run it must not be slower by more than half a percent; of memory a
@@ -23,6 +25,7 @@ use super::{Staged, View};
 use crate::memory::forecast::Method;
 use crate::search::knowledge::Kind;
 use crate::search::recommend::{NEGLIGIBLE_DIVISOR, best_of, is_slower, keeps_own_settings, own_settings};
+use crate::search::space::ConfChoice;
 use crate::search::{Ask, Conclusion, JudgedTrial};
 use crate::trial::{Point, Purpose, TunedRun};
 
@@ -56,17 +59,20 @@ impl Staged {
         Ok(best_of(&tried, JudgedTrial::samples_per_second).cloned().unwrap_or(point))
     }
 
-    /// The settings that a search finds best, where any may be tried; else of those listed the ones that hold the least, if
-    /// that is less than the program's own hold. A point that has others already, since it does not fit under the program's
+    /// The settings that a search finds best; where those listed cannot be compared over the run, the ones of them that hold
+    /// the least at the point's size, if that is less than the program's own hold. A point that has others already, since it does not fit under the program's
     /// own, keeps them unless a search over its run finds better ones.
     fn preferred(&self, view: View<'_>, point: &Point) -> Result<Option<Preferred>, Ask> {
-        if let Some(found) = self.tuned_over_run(view, &own_settings(point))? {
+        if let Some(found) = self.tuned_over_run(view, &own_settings(point))?.filter(|found| found.steps > 0) {
             return Ok(found.conf.clone().map(Preferred::OverRun));
         }
         if point.alloc_conf.is_some() {
             return Ok(None);
         }
-        let found = self.space.may_tune_allocator().then(|| view.knowledge.tuned_alloc_conf(point)).flatten();
+        let found = match self.space.conf_choice() {
+            ConfChoice::Any => view.knowledge.tuned_alloc_conf(point),
+            ConfChoice::Listed(_) => None,
+        };
         if let Some(found) = found {
             return Ok(found.conf.map(Preferred::OverSteps));
         }
@@ -85,7 +91,8 @@ impl Staged {
     /// What a search over the coming run came to for a point with the program's own settings; `None` where there can be no
     /// such search. Leaves with what the search needs, and with it.
     fn tuned_over_run<'a>(&self, view: View<'a>, own: &Point) -> Result<Option<&'a TunedRun>, Ask> {
-        if !self.space.may_tune_allocator() || !self.space.has_varying_lengths() || !view.knowledge.can_play(own) {
+        let is_meant = !self.space.alloc_confs().is_empty() && self.space.has_varying_lengths();
+        if !is_meant || !view.knowledge.can_play(own) {
             return Ok(None);
         }
         let outlook = self.outlook(view, own)?;

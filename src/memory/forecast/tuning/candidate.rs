@@ -256,7 +256,7 @@ fn can_matter(candidate: &Candidate, has_limit: bool) -> bool {
     settings.garbage_collection_threshold.is_none() || (has_limit && !settings.expandable_segments)
 }
 
-fn distinct(candidates: impl Iterator<Item = Candidate>, known: &[&Candidate]) -> Vec<Candidate> {
+pub(super) fn distinct(candidates: impl Iterator<Item = Candidate>, known: &[&Candidate]) -> Vec<Candidate> {
     let mut kept: Vec<Candidate> = Vec::new();
     for candidate in candidates {
         if !known.contains(&&candidate) && !kept.contains(&candidate) {

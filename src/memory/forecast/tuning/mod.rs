@@ -17,6 +17,8 @@
 //! 4. **Releases**: the best so far, and the baseline, with their cache handed back every 1000, 100, 10 steps or every
 //!    step. That takes a line in the training loop and calls to the device, so it comes last.
 //!
+//! Whoever [lists](Reach::Listed) settings has those compared, however many they are, and nothing else is made up.
+//!
 //! # What is best
 //! What survives the limit and keeps the [terms](Task::terms) comes first, then what holds the least (V at its highest), then what calls the device least,
 //! then what changes least. Differences in V under 1 % of the limit are none, and the baseline wins every tie. The model of
@@ -51,7 +53,7 @@ use super::long_run::{Breach, LongRunFigures, Terms};
 use crate::memory::policy::Policy;
 use crate::units::Bytes;
 
-/// The most plays of a search.
+/// The most plays of a search, unless more settings are listed.
 pub const MAX_PLAYS: usize = 32;
 
 /// Plays the run to a policy; hears of every step that begins.
@@ -71,12 +73,14 @@ pub struct Task<'a> {
     /// What the run is held to beside the limit: a setting under which it breaks these is taken only where none keeps them.
     pub terms: Option<Terms>,
     /// What may be changed.
-    pub reach: Reach,
+    pub reach: Reach<'a>,
 }
 
 /// What a search may change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reach {
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Reach<'a> {
+    /// To one of these.
+    Listed(&'a [Candidate]),
     /// Settings alone, which a launch can bring with it.
     Settings,
     /// The training loop too, which has to release the cache.
@@ -90,6 +94,8 @@ pub enum Reach {
 pub enum Stage {
     /// What the program runs with today.
     Baseline,
+    /// What somebody listed.
+    Listed,
     /// One thing changed.
     Single,
     /// What helped alone, together.
@@ -103,6 +109,7 @@ impl Stage {
     pub fn name(self) -> &'static str {
         match self {
             Self::Baseline => "as it is",
+            Self::Listed => "as listed",
             Self::Single => "one setting changed",
             Self::Together => "settings together",
             Self::Releases => "releases of the cache",

@@ -47,23 +47,18 @@ fn of_none(tried: &[Tried], baseline: &Tried, told: &Told<'_>) -> String {
 fn of_baseline(tried: &[Tried], baseline: &Tried) -> String {
     let figures = &baseline.figures;
     let (held, needed) = (Bytes(figures.peak_reserved_bytes), Bytes(figures.peak_allocated_bytes));
-    match tried.len() {
-        // Nothing keeps the terms where the baseline breaks them and is best.
-        _ if baseline.breach.is_some() => format!(
-            "`{}` stays, since no other setting does better: {}",
-            baseline.candidate,
-            baseline.breach.as_ref().map(ToString::to_string).unwrap_or_default()
-        ),
-        0 | 1 => format!(
-            "`{}` stays: it holds {held} where {needed} are live at once, and what no setting can save is no gain",
-            baseline.candidate
-        ),
-        others => format!(
-            "`{}` stays: it holds {held} where {needed} are live at once, and none of {} is better by 1 % of the limit",
-            baseline.candidate,
-            plural(others - 1, "other setting")
-        ),
+    // Nothing keeps the terms where the baseline breaks them and is best.
+    if let Some(breach) = &baseline.breach {
+        return format!("`{}` stays, since no other setting does better: {breach}", baseline.candidate);
     }
+    let others = match tried {
+        [] | [_] => "what no setting can save is no gain".to_owned(),
+        [_, other] => format!("`{}` is not better by 1 % of the limit", other.candidate),
+        [_, others @ ..] => {
+            format!("none of {} is better by 1 % of the limit", plural(others.len(), "other setting"))
+        }
+    };
+    format!("`{}` stays: it holds {held} where {needed} are live at once, and {others}", baseline.candidate)
 }
 
 fn of_change(choice: &Tried, baseline: &Tried) -> String {

@@ -1,6 +1,8 @@
 //! The stages, one after another.
 
-use super::candidate::{APPROXIMATE_DIVISOR, Allocator, Axis, Candidate, TRIM_EVERY_STEPS, combinations, neighbours};
+use super::candidate::{
+    APPROXIMATE_DIVISOR, Allocator, Axis, Candidate, TRIM_EVERY_STEPS, combinations, distinct, neighbours,
+};
 use super::choice::{best, bound_bytes, margin_bytes, standing};
 use super::live::Live;
 use super::played::{Bounds, Watched, play_to, play_under};
@@ -26,15 +28,17 @@ pub fn tune(task: &Task<'_>, observer: &dyn Observer) -> Result<Tuning, TuneErro
         search.hopeless =
             play_to(task.play, live, task.steps, &Watched { observer, stop: Stop::default() })?.out_of_memory;
     }
-    let has_limit = task.limit_bytes < u64::MAX;
     if !search.is_settled() {
-        search.run(Stage::Single, neighbours(&task.baseline, has_limit))?;
-        let together = search.together(has_limit);
-        search.run(Stage::Together, together)?;
+        match task.reach {
+            Reach::Listed(listed) => {
+                search.run(Stage::Listed, distinct(listed.iter().cloned(), &[&task.baseline]))?;
+            }
+            Reach::Settings | Reach::SettingsAndReleases => search.run_made_up()?,
+        }
     }
     if task.reach == Reach::SettingsAndReleases && !search.is_settled() {
         let trimmed = search.trimmed();
-        search.run(Stage::Releases, trimmed)?;
+        search.run_some(Stage::Releases, trimmed)?;
     }
     Ok(search.finish())
 }
@@ -49,9 +53,22 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Plays the candidates of a stage side by side.
-    fn run(&mut self, stage: Stage, mut candidates: Vec<Candidate>) -> Result<(), TuneError> {
+    /// One thing at a time, and then what helped together.
+    fn run_made_up(&mut self) -> Result<(), TuneError> {
+        let has_limit = self.task.limit_bytes < u64::MAX;
+        self.run_some(Stage::Single, neighbours(&self.task.baseline, has_limit))?;
+        let together = self.together(has_limit);
+        self.run_some(Stage::Together, together)
+    }
+
+    /// As many of the candidates of a stage as there is room for.
+    fn run_some(&mut self, stage: Stage, mut candidates: Vec<Candidate>) -> Result<(), TuneError> {
         candidates.truncate(MAX_PLAYS.saturating_sub(self.tried.len()));
+        self.run(stage, candidates)
+    }
+
+    /// Plays the candidates of a stage side by side.
+    fn run(&mut self, stage: Stage, candidates: Vec<Candidate>) -> Result<(), TuneError> {
         self.observer.begin(stage.name(), u64::from(self.task.steps) * candidates.len() as u64);
         let bound_bytes = bound_bytes(&self.tried, self.margin_bytes);
         let tried = in_parallel(&candidates, |candidate| self.play(stage, candidate, bound_bytes))?;

@@ -19,17 +19,29 @@ fn varying(count: u64) -> Vec<Shape> {
 }
 
 fn tuned(program: Program, shapes: &[Shape], baseline: Candidate, limit_bytes: u64) -> Tuning {
+    tuned_among(Reach::default(), program, shapes, (baseline, limit_bytes))
+}
+
+fn tuned_among(
+    reach: Reach<'_>,
+    program: Program,
+    shapes: &[Shape],
+    (baseline, limit_bytes): (Candidate, u64),
+) -> Tuning {
     let forecaster = program.forecaster();
     let long = LongRun::of(&shapes);
     let play =
         |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| Ok(play(forecaster.events(long)?, policy, on_step));
     let steps = u32::try_from(shapes.len()).unwrap();
-    tune(&Task { play: &play, baseline, limit_bytes, steps, terms: None, reach: Reach::default() }, &Unobserved)
-        .unwrap()
+    tune(&Task { play: &play, baseline, limit_bytes, steps, terms: None, reach }, &Unobserved).unwrap()
+}
+
+fn pytorch(conf: &str) -> Candidate {
+    Candidate::of(Allocator::Pytorch(conf.parse().unwrap()))
 }
 
 fn defaults() -> Candidate {
-    Candidate::of(Allocator::Pytorch("".parse().unwrap()))
+    pytorch("")
 }
 
 /// A program as it really runs, under a setting: the step in which it runs out.
@@ -84,8 +96,35 @@ fn the_answer_and_the_table_are_the_same_every_time() {
 }
 
 #[test]
+fn of_listed_settings_all_are_played_however_many_and_nothing_else_is() {
+    let listed: Vec<Candidate> = (21..=60)
+        .map(|mib| pytorch(&format!("max_split_size_mb:{mib}")))
+        .chain([pytorch("expandable_segments:True"), defaults()])
+        .collect();
+    let found = tuned_among(Reach::Listed(&listed), FRAGMENTING, &varying(300), (defaults(), 290 * MIB));
+    let [baseline, others @ ..] = found.tried.as_slice() else { panic!("nothing was tried") };
+    assert_eq!((baseline.stage, baseline.ending), (Stage::Baseline, Ending::OutOfMemory));
+    let names = |candidates: &mut dyn Iterator<Item = &Candidate>| -> Vec<String> {
+        candidates.map(Candidate::to_string).collect()
+    };
+    let tried = names(&mut others.iter().map(|one| &one.candidate));
+    assert_eq!(tried, names(&mut listed[..41].iter()), "the baseline is not played twice");
+    assert!(others.iter().all(|one| one.stage == Stage::Listed));
+    assert_eq!(found.change().map(|one| &one.candidate), Some(&listed[40]), "{}", found.reason);
+    // What would help is not among them.
+    let found = tuned_among(Reach::Listed(&listed[..3]), FRAGMENTING, &varying(300), (defaults(), 290 * MIB));
+    assert_eq!((found.chosen, found.tried.len()), (None, 4), "{}", found.reason);
+    let found = tuned_among(Reach::Listed(&listed[..1]), FRAGMENTING, &varying(60), (defaults(), 300 * MIB));
+    assert!(
+        found.reason.ends_with(", and `max_split_size_mb:21` is not better by 1 % of the limit"),
+        "{}",
+        found.reason
+    );
+}
+
+#[test]
 fn own_settings_that_do_harm_are_taken_back() {
-    let own = Candidate::of(Allocator::Pytorch("max_split_size_mb:32,pinned_num_register_threads:4".parse().unwrap()));
+    let own = pytorch("max_split_size_mb:32,pinned_num_register_threads:4");
     let found = tuned(FRAGMENTING, &varying(60), own, 300 * MIB);
     let change = found.change().unwrap().candidate.conf().unwrap();
     assert!(!change.contains("max_split") && change.contains("pinned_num_register_threads:4"), "{}", found.reason);

@@ -11,6 +11,7 @@ use crate::memory::forecast::tuning::{MAX_PLAYS, Observer, Unobserved};
 use crate::search::length_probes;
 use crate::search::machine::Machine;
 use crate::search::scripted::plan;
+use crate::search::space::ConfChoice;
 use crate::trial::remedies::{Changes, RunRemedies};
 use crate::units::MIB;
 
@@ -149,7 +150,7 @@ fn without_lengths_or_an_exact_forecast_nothing_is_looked_for() {
 #[test]
 fn settings_under_which_a_run_lasts_that_breaks_are_found_by_playing_it_and_nothing_is_where_nothing_can_be_played() {
     let (history, (probed, point)) = (History::default(), known(320 * MIB, 1));
-    let (found, tried) = probed.tune_run(&point, &history, &Unobserved).unwrap();
+    let (found, tried) = probed.tune_run(&point, &history, ConfChoice::Any, &Unobserved).unwrap();
     assert_eq!((found.steps, found.horizon_steps), (300, 300));
     assert!(
         found.conf.is_some() && found.reason.contains("`defaults` runs out of memory at step "),
@@ -158,13 +159,17 @@ fn settings_under_which_a_run_lasts_that_breaks_are_found_by_playing_it_and_noth
     );
     assert!(tried.iter().filter(|one| one.is_best).count() == 1 && tried.len() <= MAX_PLAYS, "{tried:#?}");
     assert!(tried[0].result.starts_with("out of memory at step "), "{tried:#?}");
-    assert_eq!(probed.tune_run(&point, &history, &Unobserved).unwrap().0, found, "it is the same each time");
+    assert_eq!(
+        probed.tune_run(&point, &history, ConfChoice::Any, &Unobserved).unwrap().0,
+        found,
+        "it is the same each time"
+    );
     // Nothing can be saved where the live bytes are too many, and nothing is known of another kind.
     let (hopeless, point) = known(100 * MIB, 1);
-    let (found, _) = hopeless.tune_run(&point, &history, &Unobserved).unwrap();
+    let (found, _) = hopeless.tune_run(&point, &history, ConfChoice::Any, &Unobserved).unwrap();
     assert!(found.conf.is_none() && found.reason.starts_with("no setting helps"), "{}", found.reason);
     let other = Point { device_prefetch: 1, ..point };
-    let (found, tried) = hopeless.tune_run(&other, &history, &Unobserved).unwrap();
+    let (found, tried) = hopeless.tune_run(&other, &history, ConfChoice::Any, &Unobserved).unwrap();
     assert!(found.reason.starts_with("not searched for: ") && tried.is_empty(), "{}", found.reason);
     assert_eq!((found.steps, found.conf), (0, None));
 }
@@ -183,5 +188,5 @@ impl Observer for Leaving {
 #[test]
 fn a_search_for_settings_that_somebody_leaves_comes_to_nothing() {
     let (probed, point) = known(316 * MIB, 1);
-    assert_eq!(probed.tune_run(&point, &History::default(), &Leaving), None);
+    assert_eq!(probed.tune_run(&point, &History::default(), ConfChoice::Any, &Leaving), None);
 }

@@ -1,7 +1,8 @@
 //! Settings of PyTorch's allocator for a point, searched for by playing its steps under them: [`tuning`] tells how.
 //!
-//! What a launch can bring with it is searched for, not what the training loop would have to do. What is found is confirmed
-//! by real trials. There are two searches:
+//! What a launch can bring with it is searched for, not what the training loop would have to do. Settings that somebody
+//! listed are compared with the program's own, and no others. What is found is confirmed by real trials. There are two
+//! searches:
 //!
 //! - Where all batches are alike ([`Probed::tuned`]), what is played is a run of full batches: as many as it takes for the
 //!   cache to settle. That is done in no time.
@@ -18,6 +19,7 @@ use crate::memory::forecast::tuning::{
 use crate::memory::policy::{AllocConf, Policy};
 use crate::search::History;
 use crate::search::knowledge::TunedConf;
+use crate::search::space::ConfChoice;
 use crate::trial::tuned_run::TriedSetting;
 use crate::trial::{Point, TunedRun};
 
@@ -61,6 +63,7 @@ impl Probed {
         &self,
         point: &Point,
         history: &History,
+        choice: ConfChoice<'_>,
         observer: &dyn Observer,
     ) -> Option<(TunedRun, Vec<TriedSetting>)> {
         let unknown = |reason: String| Some((TunedRun::unknown(format!("not searched for: {reason}")), Vec::new()));
@@ -80,8 +83,16 @@ impl Probed {
         let Some(task) = self.task(&play, steps) else {
             return unknown("the program's own settings are none that can be read".to_owned());
         };
-        match tune(&task, observer) {
-            Ok(tuning) => Some((found(&tuning, steps, run.horizon_steps), TriedSetting::all(&tuning))),
+        let listed = Listed::of(choice);
+        let reach = listed.as_ref().map_or(Reach::Settings, |listed| Reach::Listed(&listed.candidates));
+        match tune(&Task { reach, ..task }, observer) {
+            Ok(tuning) => {
+                let mut found = found(&tuning, steps, run.horizon_steps);
+                if let Some(listed) = listed {
+                    found.conf = found.conf.map(|conf| listed.as_written(conf));
+                }
+                Some((found, TriedSetting::all(&tuning)))
+            }
             Err(TuneError::Interrupted) => None,
             Err(TuneError::Forecast(error)) => unknown(error.to_string()),
         }
@@ -103,6 +114,27 @@ impl Probed {
             terms: Some(terms),
             reach: Reach::Settings,
         })
+    }
+}
+
+/// Settings that somebody listed.
+struct Listed<'a> {
+    written: &'a [String],
+    candidates: Vec<Candidate>,
+}
+
+impl<'a> Listed<'a> {
+    /// `None` where any may be tried.
+    fn of(choice: ConfChoice<'a>) -> Option<Self> {
+        let ConfChoice::Listed(written) = choice else { return None };
+        let read = |conf: &String| Some(Candidate::of(Allocator::Pytorch(conf.parse().ok()?)));
+        Some(Self { written, candidates: written.iter().filter_map(read).collect() })
+    }
+
+    /// Settings in the words of the list: a point is known by them.
+    fn as_written(&self, conf: String) -> String {
+        let is_meant = |written: &&String| written.parse::<AllocConf>().is_ok_and(|read| read.to_string() == conf);
+        self.written.iter().find(is_meant).cloned().unwrap_or(conf)
     }
 }
 

@@ -28,7 +28,18 @@ fn wasteful() -> Machine {
 }
 
 fn search(machine: &Machine) -> (Played, History) {
-    machine.play(&mut *strategy(&varying(), usize::MAX), &varying())
+    search_for(machine, &varying())
+}
+
+fn search_for(machine: &Machine, plan: &Plan) -> (Played, History) {
+    machine.play(&mut *strategy(plan, usize::MAX), plan)
+}
+
+/// The same with these settings listed.
+fn listed<const N: usize>(confs: [&str; N]) -> Plan {
+    let mut plan = varying();
+    plan.search.alloc_conf = confs.map(str::to_owned).to_vec();
+    plan
 }
 
 /// The last trials of a search: what for, at which micro-batch, and whether under settings that were found.
@@ -63,6 +74,38 @@ fn settings_found_over_the_coming_run_are_confirmed_soaked_and_held_against_the_
     assert_eq!(trials.iter().filter(|trial| trial.record.spec.is_length_probe()).count(), 7);
     assert!(history.soaked(found).unwrap().record.outlook.is_some());
     assert_eq!(standing(&history, &Space::new(&varying())).point(), Some(found));
+}
+
+#[test]
+fn listed_settings_are_compared_over_the_coming_run_like_any_and_no_others_are_tried() {
+    // Not in the order in which they are printed.
+    let best = "roundup_power2_divisions:8,expandable_segments:True";
+    let plan = listed(["max_split_size_mb:64", best]);
+    let (played, history) = search_for(&wasteful(), &plan);
+    let expected = [(Purpose::Allocator, 16, true), (Purpose::Soak, 16, true), (Purpose::Soak, 16, false)];
+    assert_eq!(last(&played, 3), expected, "{:?}", played.sizes());
+    let found = answer(&played);
+    assert_eq!(found.alloc_conf.as_deref(), Some(best));
+    let tuned = history.tuned(&Point { alloc_conf: None, ..found.clone() }).unwrap();
+    assert_eq!((tuned.steps, &tuned.conf), (200, &found.alloc_conf), "{}", tuned.reason);
+    assert_eq!(standing(&history, &Space::new(&plan)).point(), Some(found));
+    // What is listed and no better leaves the program its own, whatever else would do.
+    let (played, history) = search_for(&wasteful(), &listed(["max_split_size_mb:64"]));
+    let own = answer(&played);
+    assert_eq!((own.alloc_conf.as_ref(), &history.tuned(own).unwrap().conf), (None, &None));
+    assert!(played.trials.iter().all(|(purpose, _)| *purpose != Purpose::Allocator));
+    // Nor is a run played where nothing is listed.
+    let (played, history) = search_for(&wasteful(), &listed([]));
+    assert_eq!(history.tuned(answer(&played)), None);
+}
+
+#[test]
+fn a_listed_setting_under_which_a_run_lasts_keeps_its_size() {
+    let machine = Machine { breaks_from: Some(2), ..wasteful() };
+    let (played, _) = search_for(&machine, &listed(["expandable_segments:True"]));
+    assert_eq!(answer(&played).batch_size, 16, "{:?}", played.sizes());
+    let (played, _) = search_for(&machine, &listed(["max_split_size_mb:64"]));
+    assert_eq!(answer(&played).batch_size, 1, "the run of a batch of one is not forecast");
 }
 
 #[test]
