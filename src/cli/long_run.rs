@@ -334,8 +334,9 @@ impl Source<'_> {
         let play = |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| self.play(outline, policy, on_step);
         let steps = u32::try_from(outline.steps).unwrap_or(u32::MAX);
         let (limit_bytes, terms) = (self.limit_bytes, Some(self.terms()));
+        let (method, reach) = (self.forecaster.method(), Reach::default());
         let tuning = tune(
-            &Task { play: &play, baseline: baseline.clone(), limit_bytes, steps, terms, reach: Reach::default() },
+            &Task { play: &play, method, baseline: baseline.clone(), limit_bytes, steps, terms, reach },
             observer,
         )?;
         let remedies_under = tuning.choice().map_or(baseline, |choice| choice.candidate.clone());

@@ -5,12 +5,16 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::memory::forecast::Method;
 use crate::memory::forecast::tuning::{Ending, Tried, Tuning};
 use crate::units::Bytes;
 
 /// What a search for settings over a coming run came to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TunedRun {
+    /// How sure the run is forecast; `none` where it could not be played.
+    #[serde(default = "exact")]
+    pub method: Method,
     /// Steps of the run that were played under each setting.
     pub steps: u32,
     /// Steps that the run is forecast for. Where they are more, the settings were compared over its beginning.
@@ -22,10 +26,15 @@ pub struct TunedRun {
     pub reason: String,
 }
 
+/// What was searched before journals said how was forecast exactly.
+fn exact() -> Method {
+    Method::Exact
+}
+
 impl TunedRun {
     /// That nothing was searched for, and why.
     pub fn unknown(reason: String) -> Self {
-        Self { steps: 0, horizon_steps: 0, conf: None, reason }
+        Self { method: Method::None, steps: 0, horizon_steps: 0, conf: None, reason }
     }
 }
 

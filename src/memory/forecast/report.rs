@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::replay::WindowFigures;
 use crate::memory::fragmentation::Rates;
+use crate::units::Fraction;
 
 /// How a forecast was made, and so how far it can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
@@ -17,6 +18,21 @@ pub enum Method {
     Affine,
     /// Nothing can be said.
     None,
+}
+
+/// By how much of the limit a forecast that is not exact is taken to be off at least, either way. Sizes that nobody knows are a
+/// hundredth of all bytes at most and are raised by what they were seen to fall short; what larger blocks do to where others
+/// come to lie is no monotone matter, and beyond the probes' shapes the bound is none.
+const LEAST_ERROR: Fraction = Fraction(0.03);
+
+impl Method {
+    /// The share of the limit by which a play of a run may be off.
+    pub fn error_of_a_play(self) -> Fraction {
+        match self {
+            Self::Exact => Fraction(0.0),
+            Self::Affine | Self::None => LEAST_ERROR,
+        }
+    }
 }
 
 impl fmt::Display for Method {

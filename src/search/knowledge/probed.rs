@@ -41,8 +41,6 @@ pub use whole_run::{Play, PlayedSteps, RunTerms, Watch};
 const UNKNOWN_ERROR_PERCENT: f64 = 15.0;
 /// An affine forecast's error at a third tiny probe is no bound of the error at a large batch.
 const ERROR_FACTOR: f64 = 2.0;
-/// ... nor is it ever smaller than this.
-const LEAST_ERROR_PERCENT: f64 = 3.0;
 
 /// Under which circumstances forecasts are made.
 #[derive(Clone, Debug)]
@@ -180,11 +178,9 @@ impl Probed {
         if forecaster.method() == Method::Exact {
             return 0.0;
         }
-        let device = self.device(None);
-        let percent = forecaster
-            .error_percent(&device)
-            .map_or(UNKNOWN_ERROR_PERCENT, |error| (error * ERROR_FACTOR).max(LEAST_ERROR_PERCENT));
-        (percent / 100.0).min(1.0)
+        let percent = forecaster.error_percent(&self.device(None));
+        let percent = percent.map_or(UNKNOWN_ERROR_PERCENT, |error| error * ERROR_FACTOR);
+        (percent / 100.0).clamp(forecaster.method().error_of_a_play().0, 1.0)
     }
 
     /// The device's own allocator, with these settings in place of its own.

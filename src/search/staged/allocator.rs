@@ -3,7 +3,7 @@
 //! The probes' events can be replayed under any settings, so every candidate is tried at the chosen size without running
 //! it ([`tuning`](crate::memory::forecast::tuning)):
 //!
-//! - over the coming run itself, where the lengths of its samples vary and the run is forecast exactly. That takes up to a
+//! - over the coming run itself, where the lengths of its samples vary and the run can be forecast. That takes up to a
 //!   minute, so the driver does it ([`Ask::TuneAllocator`]), once the probes of the run and its play under the program's
 //!   own settings are there;
 //! - else over steps that are all alike.
@@ -96,7 +96,7 @@ impl Staged {
             return Ok(None);
         }
         let outlook = self.outlook(view, own)?;
-        if outlook.method != Method::Exact {
+        if outlook.method == Method::None {
             return Ok(None);
         }
         match view.history.tuned(own) {

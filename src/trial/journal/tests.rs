@@ -90,7 +90,7 @@ fn entries() -> Vec<Entry> {
 
 fn tuned() -> TunedRun {
     let (conf, reason) = (Some("expandable_segments:True".to_owned()), "it holds less".to_owned());
-    TunedRun { steps: 7, horizon_steps: 10, conf, reason }
+    TunedRun { method: Method::Affine, steps: 7, horizon_steps: 10, conf, reason }
 }
 
 fn tried() -> TriedSetting {

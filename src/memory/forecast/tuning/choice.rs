@@ -1,7 +1,9 @@
 //! Which of several plays is best, and what a further one must not exceed to be better.
 
 use super::candidate::APPROXIMATE_DIVISOR;
-use super::{Ending, Stage, Tried};
+use super::{Ending, Stage, Task, Tried};
+use crate::memory::forecast::Method;
+use crate::units::Fraction;
 
 /// Calls to the device from which on a play counts as going there all the time: one in every step. Building a model and
 /// filling the cache take some hundred calls however short the run.
@@ -11,12 +13,17 @@ pub const MANY_CALLS: u64 = 1000;
 const EQUAL_CALLS_DIVISOR: u64 = 10;
 
 /// What a difference in V has to exceed to be one: this share of the limit.
-const NEGLIGIBLE_DIVISOR: u64 = 100;
+const NEGLIGIBLE: f64 = 0.01;
 
-/// A difference that is none: 1 % of the limit, or of what the baseline holds where there is no limit.
-pub(super) fn margin_bytes(limit_bytes: u64, baseline: &Tried) -> u64 {
-    let whole = if limit_bytes == u64::MAX { baseline.figures.peak_reserved_bytes } else { limit_bytes };
-    whole / NEGLIGIBLE_DIVISOR
+/// The share of the limit up to which a difference is none: 1 %, or as much as the forecast may be off.
+pub(super) fn margin(method: Method) -> Fraction {
+    Fraction(method.error_of_a_play().0.max(NEGLIGIBLE))
+}
+
+/// The same in bytes; of what the baseline holds where there is no limit.
+pub(super) fn margin_bytes(task: &Task<'_>, baseline: &Tried) -> u64 {
+    let held_bytes = baseline.figures.peak_reserved_bytes;
+    margin(task.method).of(if task.limit_bytes == u64::MAX { held_bytes } else { task.limit_bytes })
 }
 
 /// Whether a play goes to the device in every step.

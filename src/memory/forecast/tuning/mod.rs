@@ -19,6 +19,13 @@
 //!
 //! Whoever [lists](Reach::Listed) settings has those compared, however many they are, and nothing else is made up.
 //!
+//! # What a forecast that may err is good for
+//! Sizes that follow no polynomial are played larger than they were seen to be. That bounds them and no more: it is not the
+//! run, and larger blocks may by chance lie better than the real ones. So where the run is not forecast exactly, other
+//! settings than the baseline are played under so much less memory [as the forecast may be
+//! off](Method::error_of_a_play), and differences in V up to as much are none. The baseline has all of C, so that it runs
+//! out is likely and no more. The reason says `affine`.
+//!
 //! # What is best
 //! What survives the limit and keeps the [terms](Task::terms) comes first, then what holds the least (V at its highest), then what calls the device least,
 //! then what changes least. Differences in V under 1 % of the limit are none, and the baseline wins every tie. The model of
@@ -48,8 +55,8 @@ pub(super) use played::play_under;
 pub use played::{Bounds, play_all};
 pub use search::tune;
 
-use super::ForecastError;
 use super::long_run::{Breach, LongRunFigures, Terms};
+use super::{ForecastError, Method};
 use crate::memory::policy::Policy;
 use crate::units::Bytes;
 
@@ -64,6 +71,8 @@ pub type Play<'a> = &'a (dyn Fn(Box<dyn Policy>, &mut dyn FnMut(u32)) -> Result<
 pub struct Task<'a> {
     /// The run.
     pub play: Play<'a>,
+    /// How sure it is forecast.
+    pub method: Method,
     /// What the program runs with today.
     pub baseline: Candidate,
     /// C; `u64::MAX` is none.
@@ -142,10 +151,18 @@ pub struct Tried {
     /// Whether its model may err where the baseline's does not.
     #[serde(rename = "approximate")]
     pub errs: bool,
+    /// What it had to leave free, for errors of its model and of the forecast.
+    #[serde(skip_serializing_if = "is_nothing")]
+    pub spare_bytes: u64,
     /// What it breaks of the terms, though it may come to its end.
     pub breach: Option<Breach>,
     /// Its figures. Only the baseline and the choice keep their series.
     pub figures: LongRunFigures,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
+fn is_nothing(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl Tried {
@@ -158,6 +175,9 @@ impl Tried {
     /// What came in the way of its play, for people; `None` where it came to its end and broke nothing.
     pub fn trouble(&self) -> Option<String> {
         match (self.ending, &self.breach, self.figures.out_of_memory) {
+            (Ending::OutOfMemory, _, Some(end)) if self.spare_bytes > 0 => {
+                Some(format!("out of memory at step {} with {} left free", end.step, Bytes(self.spare_bytes)))
+            }
             (Ending::OutOfMemory, _, Some(end)) => Some(format!("out of memory at step {}", end.step)),
             (Ending::OutOfMemory, _, None) => Some("out of memory".to_owned()),
             (Ending::Outdone, ..) => Some(format!("cut short at step {}: it cannot win any more", self.figures.steps)),

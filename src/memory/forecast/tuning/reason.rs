@@ -1,7 +1,8 @@
 //! Why a setting was chosen, in a sentence.
 
-use super::choice::is_busy;
+use super::choice::{is_busy, margin};
 use super::{Ending, Stage, Task, Tried};
+use crate::memory::forecast::Method;
 use crate::memory::forecast::long_run::LongRunEnd;
 use crate::units::{Bytes, plural};
 
@@ -15,10 +16,19 @@ pub(super) struct Told<'a> {
 /// The sentence.
 pub(super) fn of(tried: &[Tried], chosen: Option<usize>, told: &Told<'_>) -> String {
     let Some(baseline) = tried.first() else { return String::new() };
-    match chosen.and_then(|place| tried.get(place)) {
+    let sentence = match chosen.and_then(|place| tried.get(place)) {
         None => of_none(tried, baseline, told),
-        Some(choice) if choice.stage == Stage::Baseline => of_baseline(tried, baseline),
+        Some(choice) if choice.stage == Stage::Baseline => of_baseline(tried, baseline, told),
         Some(choice) => of_change(choice, baseline),
+    };
+    match told.task.method {
+        Method::Exact => sentence,
+        method if tried.len() == 1 => format!("{sentence} ({method}: by a forecast that may err)"),
+        method => format!(
+            "{sentence} ({method}: by a forecast that may err, so other settings had to leave {} of the limit free, and to \
+             save as much)",
+            method.error_of_a_play()
+        ),
     }
 }
 
@@ -44,18 +54,19 @@ fn of_none(tried: &[Tried], baseline: &Tried, told: &Told<'_>) -> String {
     )
 }
 
-fn of_baseline(tried: &[Tried], baseline: &Tried) -> String {
+fn of_baseline(tried: &[Tried], baseline: &Tried, told: &Told<'_>) -> String {
     let figures = &baseline.figures;
     let (held, needed) = (Bytes(figures.peak_reserved_bytes), Bytes(figures.peak_allocated_bytes));
     // Nothing keeps the terms where the baseline breaks them and is best.
     if let Some(breach) = &baseline.breach {
         return format!("`{}` stays, since no other setting does better: {breach}", baseline.candidate);
     }
+    let percent = margin(told.task.method).0 * 100.0;
     let others = match tried {
         [] | [_] => "what no setting can save is no gain".to_owned(),
-        [_, other] => format!("`{}` is not better by 1 % of the limit", other.candidate),
+        [_, other] => format!("`{}` is not better by {percent} % of the limit", other.candidate),
         [_, others @ ..] => {
-            format!("none of {} is better by 1 % of the limit", plural(others.len(), "other setting"))
+            format!("none of {} is better by {percent} % of the limit", plural(others.len(), "other setting"))
         }
     };
     format!("`{}` stays: it holds {held} where {needed} are live at once, and {others}", baseline.candidate)

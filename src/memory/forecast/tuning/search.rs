@@ -21,7 +21,7 @@ pub fn tune(task: &Task<'_>, observer: &dyn Observer) -> Result<Tuning, TuneErro
     let mut search = Search { task, observer, tried: Vec::new(), margin_bytes: 0, hopeless: None };
     search.run(Stage::Baseline, vec![task.baseline.clone()])?;
     let Some(baseline) = search.tried.first() else { return Err(TuneError::Interrupted) };
-    search.margin_bytes = margin_bytes(task.limit_bytes, baseline);
+    search.margin_bytes = margin_bytes(task, baseline);
     if baseline.ending == Ending::OutOfMemory {
         observer.begin("what is live", u64::from(task.steps));
         let live = Box::new(Live::new(task.limit_bytes));
@@ -78,7 +78,8 @@ impl Search<'_> {
 
     fn play(&self, stage: Stage, candidate: &Candidate, bound_bytes: u64) -> Result<Tried, TuneError> {
         let errs = stage != Stage::Baseline && candidate.is_approximate() && !self.task.baseline.is_approximate();
-        let limit_bytes = if errs { self.careful_limit_bytes() } else { self.task.limit_bytes };
+        let spare_bytes = self.spare_bytes(stage, errs);
+        let limit_bytes = self.task.limit_bytes.saturating_sub(spare_bytes);
         let (ending, figures) = play_under(
             self.task.play,
             candidate,
@@ -88,15 +89,17 @@ impl Search<'_> {
         let breach = self.task.terms.and_then(|terms| judge(&figures, &terms));
         // What was cut short broke nothing yet, and running out is an ending.
         let breach = breach.filter(|breach| ending == Ending::Survived && !matches!(breach, Breach::OutOfMemory(_)));
-        Ok(Tried { stage, candidate: candidate.clone(), ending, errs, breach, figures })
+        Ok(Tried { stage, candidate: candidate.clone(), ending, errs, spare_bytes, breach, figures })
     }
 
-    /// C, less what a model that errs could be off by.
-    fn careful_limit_bytes(&self) -> u64 {
-        match self.task.limit_bytes {
-            u64::MAX => u64::MAX,
-            limit_bytes => limit_bytes - limit_bytes / APPROXIMATE_DIVISOR,
+    /// What a play has to leave free: what a model that errs could be off by, and the forecast.
+    fn spare_bytes(&self, stage: Stage, errs: bool) -> u64 {
+        let limit_bytes = self.task.limit_bytes;
+        if stage == Stage::Baseline || limit_bytes == u64::MAX {
+            return 0;
         }
+        let of_model = if errs { limit_bytes / APPROXIMATE_DIVISOR } else { 0 };
+        of_model + self.task.method.error_of_a_play().of(limit_bytes)
     }
 
     /// Whether no further setting can be better.

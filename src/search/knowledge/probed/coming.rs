@@ -9,7 +9,6 @@
 
 use std::fmt;
 
-use super::LEAST_ERROR_PERCENT;
 use super::plays::{Steps, side_by_side};
 use super::whole_run::{Basis, Play, RunTerms, Watch};
 use crate::config::plan::SafetyPlan;
@@ -87,7 +86,7 @@ impl Coming<'_> {
         let (mut breach, mut doubt) = (self.breach(setting, &figures), None);
         if breach.is_some() && self.method() != Method::Exact {
             // Whether it would last with as much more memory as the forecast may be wrong about.
-            let more = (self.limit_bytes as f64 * LEAST_ERROR_PERCENT / 100.0) as u64;
+            let more = self.method().error_of_a_play().of(self.limit_bytes);
             let figures = play(self.limit_bytes.saturating_add(more))?;
             if figures.is_ok_and(|figures| self.breach(setting, &figures).is_none()) {
                 doubt = breach.take();
@@ -186,15 +185,11 @@ impl Coming<'_> {
         if has_single { self.basis.method.max(Method::Affine) } else { self.basis.method }
     }
 
-    /// What breaks. Of a forecast that may err, the rate says nothing yet.
+    /// What breaks.
     pub(super) fn breach(&self, setting: &Setting, figures: &LongRunFigures) -> Option<Breach> {
-        let rate_gates = setting.rate_gates && self.method() == Method::Exact;
-        let terms = Terms {
-            metric: self.safety.fragmentation_metric,
-            threshold: if rate_gates { self.safety.fragmentation_threshold.0 } else { f64::INFINITY },
-            horizon_steps: self.run.horizon_steps,
-        };
-        judge(figures, &terms)
+        let terms = terms_of_a_play(self.safety, self.method(), self.run.horizon_steps);
+        let threshold = if setting.rate_gates { terms.threshold } else { f64::INFINITY };
+        judge(figures, &Terms { threshold, ..terms })
     }
 
     fn told(&self, breach: &Breach, setting: &Setting, rank: usize) -> RunBreach {
@@ -217,6 +212,15 @@ impl Coming<'_> {
             breach: found.breach,
             doubt: found.doubt,
         }
+    }
+}
+
+/// What a play of so many steps is held to. Of a forecast that may err, the rate says nothing yet.
+pub(super) fn terms_of_a_play(safety: &SafetyPlan, method: Method, steps: u32) -> Terms {
+    Terms {
+        metric: safety.fragmentation_metric,
+        threshold: if method == Method::Exact { safety.fragmentation_threshold.0 } else { f64::INFINITY },
+        horizon_steps: steps,
     }
 }
 

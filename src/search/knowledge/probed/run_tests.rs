@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 use super::whole_run::RunTerms;
 use super::*;
 use crate::data::{DataSpec, LengthDistribution, LengthSpec, Padding};
-use crate::memory::Trim;
-use crate::memory::forecast::testing::FRAGMENTING;
+use crate::memory::forecast::testing::{FRAGMENTING, Recorder};
 use crate::memory::forecast::tuning::{MAX_PLAYS, Observer, Unobserved};
+use crate::memory::{Mark, Trim};
 use crate::search::length_probes;
 use crate::search::machine::Machine;
 use crate::search::scripted::plan;
@@ -19,6 +19,24 @@ const SAMPLES: usize = 4000;
 
 /// What is known of it under a limit, as one of so many replicas.
 fn known(limit_bytes: u64, replicas: usize) -> (Probed, Point) {
+    known_of(|shapes| FRAGMENTING.record(shapes), limit_bytes, replicas)
+}
+
+/// The same with a small buffer in every step whose rows are padded, which follows no polynomial.
+fn padded(shapes: &[(u64, u64)]) -> Vec<Event> {
+    let mut recorder = Recorder::from_number(1 << 32);
+    for event in FRAGMENTING.record(shapes) {
+        let step = if let Event::Mark(Mark::Step(step)) = event { shapes.get(step as usize) } else { None };
+        recorder.events.push(event);
+        if let Some((b, t)) = step {
+            let buffer = recorder.alloc(4 * b * t.next_multiple_of(48));
+            recorder.free(buffer);
+        }
+    }
+    recorder.events
+}
+
+fn known_of(record: fn(&[(u64, u64)]) -> Vec<Event>, limit_bytes: u64, replicas: usize) -> (Probed, Point) {
     let length = LengthSpec::Range { min: 40, max: 500, distribution: LengthDistribution::Uniform };
     let data = DataSpec { sequence_length: Some(length), padding: Padding::Longest, ..DataSpec::default() };
     let shapes = length_probes::shapes(&data).unwrap();
@@ -31,7 +49,7 @@ fn known(limit_bytes: u64, replicas: usize) -> (Probed, Point) {
     probed.count_samples(SAMPLES);
     let point = crate::search::rules::testing::point(8);
     for (batch_size, length) in shapes {
-        let events = FRAGMENTING.record(&[(batch_size as u64, length as u64); 5]);
+        let events = record(&[(batch_size as u64, length as u64); 5]);
         probed.add_length_probe(&Point { batch_size, ..point.clone() }, length, events);
     }
     (probed, point)
@@ -171,7 +189,34 @@ fn settings_under_which_a_run_lasts_that_breaks_are_found_by_playing_it_and_noth
     let other = Point { device_prefetch: 1, ..point };
     let (found, tried) = hopeless.tune_run(&other, &history, ConfChoice::Any, &Unobserved).unwrap();
     assert!(found.reason.starts_with("not searched for: ") && tried.is_empty(), "{}", found.reason);
-    assert_eq!((found.steps, found.conf), (0, None));
+    assert_eq!((found.method, found.steps, found.conf), (Method::None, 0, None));
+}
+
+#[test]
+fn a_run_that_is_not_forecast_exactly_is_searched_too_and_what_is_found_has_to_leave_more_free() {
+    let history = History::default();
+    let of_four = || crate::search::rules::testing::point(4);
+    let search = |limit_mib: u64| {
+        let (probed, point) = (known_of(padded, limit_mib * MIB, 1).0, of_four());
+        let play = probed.play(&point, &history, &mut patient).unwrap();
+        assert_eq!(play.outlook.method, Method::Affine, "{}", play.outlook.reason);
+        let (found, _) = probed.tune_run(&point, &history, ConfChoice::Any, &Unobserved).unwrap();
+        assert_eq!((found.method, found.steps), (Method::Affine, 300));
+        assert!(found.reason.contains(" (affine: by a forecast that may err"), "{}", found.reason);
+        let lasts = found.conf.as_ref().map(|conf| {
+            let changed = Point { alloc_conf: Some(conf.clone()), ..point.clone() };
+            probed.play(&changed, &history, &mut patient).unwrap().outlook.peak_reserved_bytes
+        });
+        (play.outlook.breach.or(play.outlook.doubt), lasts)
+    };
+    let (broken, held) = search(210);
+    assert!(broken.is_some());
+    // With the larger sizes it holds less than the limit by as much as the forecast may be off.
+    assert!(held.unwrap() <= 210 * MIB - Method::Affine.error_of_a_play().of(210 * MIB));
+    let (broken, held) = search(204);
+    assert!(broken.is_some() && held.is_none());
+    let (exact, point) = (known(204 * MIB, 1).0, of_four());
+    assert!(exact.tune_run(&point, &history, ConfChoice::Any, &Unobserved).unwrap().0.conf.is_some());
 }
 
 /// Somebody who leaves at once.

@@ -129,7 +129,7 @@ fn the_native_allocator_s_rate_is_computed_where_another_one_was_measured() {
 }
 
 #[test]
-fn settings_are_searched_for_where_the_steps_are_known_exactly() {
+fn settings_are_searched_for_where_the_steps_are_known_exactly_or_bounded() {
     // Odd sizes leave the native pool's segments half empty.
     let machine = Machine { weights: vec![1021 * 1000; 30], ..Machine::new() };
     let mut terms = machine.terms(&plan(64));
@@ -142,6 +142,9 @@ fn settings_are_searched_for_where_the_steps_are_known_exactly() {
     let found = probed.tuned_alloc_conf(&point(16)).unwrap();
     assert!(found.reason.starts_with('`') && !found.reason.contains("released"), "{}", found.reason);
     assert_eq!(probed.tuned_alloc_conf(&Point { alloc_conf: Some("x".to_owned()), ..point(16) }), Some(found));
+    // The probes accumulate, and this point does not.
+    let bounded = probed.tuned_alloc_conf(&Point { accumulation_steps: 1, ..point(16) }).unwrap();
+    assert!(bounded.reason.contains(" (affine: by a forecast that may err"), "{}", bounded.reason);
     let affine = misaligned(&machine, &[2, 3]);
     assert_eq!(affine.tuned_alloc_conf(&point(16)), None);
 }

@@ -8,10 +8,14 @@
 //!   cache to settle. That is done in no time.
 //! - Where their lengths vary ([`Probed::tune_run`]), it is the coming run itself, as far as it is played in a minute
 //!   ([`EVENTS_OF_A_PLAY`]). What wins over that far is played to the horizon before it is soaked, like any point.
+//!
+//! Neither has to be forecast exactly. What may err, since sizes are bounded and not known or since the probes accumulate and
+//! the run does not, is searched with [more to spare](tuning#what-a-forecast-that-may-err-is-good-for).
 
 use super::Probed;
+use super::coming::terms_of_a_play;
 use crate::memory::forecast::Method;
-use crate::memory::forecast::long_run::{Terms, play};
+use crate::memory::forecast::long_run::play;
 use crate::memory::forecast::shape::{LongRun, Shape};
 use crate::memory::forecast::tuning::{
     self, Allocator, Candidate, Observer, Reach, Task, TuneError, Tuning, Unobserved, tune,
@@ -33,7 +37,7 @@ const STEPS: u32 = 50;
 const EVENTS_OF_A_PLAY: usize = 16_000_000;
 
 impl Probed {
-    /// The best settings for a point; `None` where its steps cannot be forecast exactly.
+    /// The best settings for a point; `None` where its steps cannot be played.
     pub(super) fn tuned(&self, point: &Point) -> Option<TunedConf> {
         let key = Point { alloc_conf: None, ..point.clone() };
         if let Some(known) = self.tuned.borrow().get(&key) {
@@ -45,13 +49,13 @@ impl Probed {
     }
 
     fn search_settings(&self, point: &Point) -> Option<TunedConf> {
-        let basis = self.basis_of_batches(point).ok().filter(|basis| basis.method == Method::Exact)?;
+        let basis = self.basis_of_batches(point).ok()?;
         let shapes = vec![Shape::of([point.batch_size as u64]); STEPS as usize];
         let forecaster = basis.forecaster.as_ref();
         let play = |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| {
             Ok(play(forecaster.events(LongRun::of(&shapes))?, policy, on_step))
         };
-        let tuning = tune(&self.task(&play, STEPS)?, &Unobserved).ok()?;
+        let tuning = tune(&self.task(&play, basis.method, STEPS)?, &Unobserved).ok()?;
         tuning.choice()?;
         let conf = tuning.change().and_then(|change| change.candidate.conf());
         Some(TunedConf { conf, reason: tuning.reason })
@@ -75,19 +79,16 @@ impl Probed {
             Err(reason) => return unknown(reason),
         };
         let coming = self.coming(point, (run, samples), &basis);
-        if coming.method() != Method::Exact {
-            return unknown(basis.reason.clone());
-        }
         let steps = steps_of_a_play(run.horizon_steps, basis.forecaster.events_of_a_step());
         let play = |policy: Box<dyn Policy>, on_step: &mut dyn FnMut(u32)| coming.play_steps(steps, policy, on_step);
-        let Some(task) = self.task(&play, steps) else {
+        let Some(task) = self.task(&play, coming.method(), steps) else {
             return unknown("the program's own settings are none that can be read".to_owned());
         };
         let listed = Listed::of(choice);
         let reach = listed.as_ref().map_or(Reach::Settings, |listed| Reach::Listed(&listed.candidates));
         match tune(&Task { reach, ..task }, observer) {
             Ok(tuning) => {
-                let mut found = found(&tuning, steps, run.horizon_steps);
+                let mut found = found(&tuning, coming.method(), (steps, run.horizon_steps));
                 if let Some(listed) = listed {
                     found.conf = found.conf.map(|conf| listed.as_written(conf));
                 }
@@ -99,19 +100,15 @@ impl Probed {
     }
 
     /// What is searched for. `None` where the program's own settings cannot be read.
-    fn task<'a>(&self, play: tuning::Play<'a>, steps: u32) -> Option<Task<'a>> {
+    fn task<'a>(&self, play: tuning::Play<'a>, method: Method, steps: u32) -> Option<Task<'a>> {
         let own: AllocConf = self.terms.alloc_conf.as_deref().unwrap_or_default().parse().ok()?;
-        let terms = Terms {
-            metric: self.terms.safety.fragmentation_metric,
-            threshold: self.terms.safety.fragmentation_threshold.0,
-            horizon_steps: steps,
-        };
         Some(Task {
             play,
+            method,
             baseline: Candidate::of(Allocator::Pytorch(own)),
             limit_bytes: self.terms.limit_bytes,
             steps,
-            terms: Some(terms),
+            terms: Some(terms_of_a_play(&self.terms.safety, method, steps)),
             reach: Reach::Settings,
         })
     }
@@ -144,7 +141,7 @@ fn steps_of_a_play(horizon_steps: u32, events_of_a_step: usize) -> u32 {
     horizon_steps.min(u32::try_from(affordable).unwrap_or(u32::MAX).max(STEPS))
 }
 
-fn found(tuning: &Tuning, steps: u32, horizon_steps: u32) -> TunedRun {
+fn found(tuning: &Tuning, method: Method, (steps, horizon_steps): (u32, u32)) -> TunedRun {
     // What breaks the rules of a run is no remedy, though it may be the best of all.
     let change = tuning.change().filter(|change| change.breach.is_none());
     let conf = change.and_then(|change| change.candidate.conf());
@@ -153,7 +150,7 @@ fn found(tuning: &Tuning, steps: u32, horizon_steps: u32) -> TunedRun {
     } else {
         tuning.reason.clone()
     };
-    TunedRun { steps, horizon_steps, conf, reason }
+    TunedRun { method, steps, horizon_steps, conf, reason }
 }
 
 #[cfg(test)]
@@ -173,7 +170,8 @@ mod tests {
     #[test]
     fn settings_that_were_compared_over_the_beginning_of_a_run_say_so() {
         let tuning = Tuning { chosen: None, reason: "none survives".to_owned(), tried: Vec::new() };
-        assert_eq!(found(&tuning, 300, 300).reason, "none survives");
-        assert_eq!(found(&tuning, 300, 1000).reason, "none survives (over the first 300 of 1000 steps)");
+        let reason = |of: (u32, u32)| found(&tuning, Method::Exact, of).reason;
+        assert_eq!(reason((300, 300)), "none survives");
+        assert_eq!(reason((300, 1000)), "none survives (over the first 300 of 1000 steps)");
     }
 }

@@ -3,6 +3,7 @@
 use crate::config::Plan;
 use crate::config::resolve::USUAL_CONFS;
 use crate::data::{DataSpec, LengthDistribution, LengthSpec};
+use crate::memory::forecast::Method;
 use crate::search::machine::Machine;
 use crate::search::recommend::standing;
 use crate::search::scripted::{Played, plan};
@@ -97,6 +98,23 @@ fn listed_settings_are_compared_over_the_coming_run_like_any_and_no_others_are_t
     // Nor is a run played where nothing is listed.
     let (played, history) = search_for(&wasteful(), &listed([]));
     assert_eq!(history.tuned(answer(&played)), None);
+}
+
+#[test]
+fn a_run_that_is_not_forecast_exactly_is_searched_too_and_says_so() {
+    // An activation that is rounded, so that it follows no polynomial.
+    let machine = wasteful();
+    let activations = machine.activations.iter().copied().chain([1001]).collect();
+    let weights = machine.weights.iter().copied().chain([512]).collect();
+    let (played, history) = search(&Machine { activations, weights, ..machine });
+    let expected = [(Purpose::Allocator, 16, true), (Purpose::Soak, 16, true), (Purpose::Soak, 16, false)];
+    assert_eq!(last(&played, 3), expected, "{:?}", played.sizes());
+    let own = Point { alloc_conf: None, ..answer(&played).clone() };
+    let tuned = history.tuned(&own).unwrap();
+    assert_eq!((tuned.method, tuned.conf.is_some()), (Method::Affine, true), "{}", tuned.reason);
+    assert!(tuned.reason.contains(" (affine: by a forecast that may err"), "{}", tuned.reason);
+    let soak = history.soaked(answer(&played)).unwrap();
+    assert_eq!(soak.record.outlook.as_ref().unwrap().method, Method::Affine);
 }
 
 #[test]
