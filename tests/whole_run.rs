@@ -38,20 +38,31 @@ static DEVICE: Mutex<()> = Mutex::new(());
 
 /// A study of one batch size, which ends with a status.
 fn study(folder: &Path, batch_size: usize, terms: &str, status: i32) -> (Plan, Contents) {
-    let path = folder.join("model.yaml");
+    configure(folder, batch_size, "[1]", terms);
+    tune(folder, &[], status);
+    (config::load(&folder.join("model.yaml"), &[]).unwrap().plan, journal_of(folder))
+}
+
+fn configure(folder: &Path, batch_size: usize, accumulation_steps: &str, terms: &str) {
     let text = format!(
         "version: 1\ndevice: cpu\nmodel: {{family: gpt, preset: nano, layers: 1, heads: 2, hidden_size: 192, \
          vocabulary_size: 101, sequence_length: 64}}\n\
          data: {{source: synthetic, sequence_length: {{min: 8, max: 64}}, pin_memory: false}}\n\
          target: {{batch_size: {batch_size}}}\n\
-         search: {{loader_workers: [0], device_prefetch: [{STAGED}], accumulation_steps: [1]}}\n\
+         search: {{loader_workers: [0], device_prefetch: [{STAGED}], accumulation_steps: {accumulation_steps}}}\n\
          trial: {{warmup_steps: 1, steps: 3, soak_steps: {SOAK_STEPS}}}\n{terms}"
     );
-    std::fs::write(&path, text).unwrap();
+    std::fs::write(folder.join("model.yaml"), text).unwrap();
+}
+
+fn tune(folder: &Path, options: &[&str], status: i32) {
     let mut tune = assert_cmd::Command::cargo_bin("tune").unwrap();
     tune.current_dir(folder).args(["--config", "model.yaml", "--output", "found.yaml", "--study", "study"]);
-    tune.timeout(std::time::Duration::from_secs(240)).assert().code(status);
-    (config::load(&path, &[]).unwrap().plan, journal::read(&folder.join("study/journal.jsonl")).unwrap())
+    tune.args(options).timeout(std::time::Duration::from_secs(240)).assert().code(status);
+}
+
+fn journal_of(folder: &Path) -> Contents {
+    journal::read(&folder.join("study").join(journal::FILE_NAME)).unwrap()
 }
 
 fn found(folder: &Path) -> serde_json::Value {
@@ -254,4 +265,62 @@ fn a_size_whose_run_breaks_is_refused_with_the_step_in_which_it_does_and_with_wh
     let run = Run { plan: &plan, model, point: &measured.spec.point, samples, limit_bytes: outlook.limit_bytes };
     let forecast: Vec<u64> = figures.points.iter().map(|point| point.peak_reserved_bytes).collect();
     assert_eq!(run.train(), (forecast, None));
+}
+
+/// Gives every trial in a journal the speed that it would have if a step took the same time at every size: how fast this
+/// machine is, and what else it does, is not for a test to say.
+fn with_speeds_by_size(folder: &Path) {
+    let path = folder.join("study").join(journal::FILE_NAME);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let lines = text.lines().map(|line| {
+        let mut entry: serde_json::Value = serde_json::from_str(line).unwrap();
+        let batch_size = entry.pointer("/record/spec/point/batch_size").and_then(serde_json::Value::as_f64);
+        if let (Some(batch_size), Some(rate)) =
+            (batch_size, entry.pointer_mut("/record/measurement/samples_per_second"))
+        {
+            *rate = (10.0 * batch_size).into();
+        }
+        format!("{entry}\n")
+    });
+    let text: String = lines.collect();
+    std::fs::write(&path, text).unwrap();
+}
+
+#[test]
+fn the_fastest_size_is_refused_for_its_run_and_a_smaller_one_that_lasts_is_recommended() {
+    let folder = tempfile::tempdir().unwrap();
+    let terms = format!(
+        "seed: 9\nmemory: {{limit: 200MiB}}\nsafety: {{horizon_steps: {STEPS}, fragmentation_threshold: 25%}}\n"
+    );
+    configure(folder.path(), 8, "[1, 2]", &terms);
+    // Until both sizes are measured: 4 as the smallest, two probes, and 8.
+    tune(folder.path(), &["--set", "budget.trials=4"], 5);
+    with_speeds_by_size(folder.path());
+    let measured = journal_of(folder.path());
+    let measured = measured.finished().map(|(record, _)| record).filter(|record| record.spec.is_measuring());
+    let rates: Vec<(usize, f64)> = measured
+        .map(|record| (record.spec.point.batch_size, record.measurement.as_ref().unwrap().samples_per_second))
+        .collect();
+    assert_eq!(rates, [(4, 40.0), (8, 80.0)]);
+    tune(folder.path(), &["--resume"], 0);
+
+    let contents = journal_of(folder.path());
+    let outlooks: Vec<(usize, &Outlook)> =
+        contents.foretold().map(|(point, outlook)| (point.batch_size, outlook)).collect();
+    let [(8, refused), (4, lasting)] = outlooks.as_slice() else { panic!("{outlooks:?}") };
+    let breach = refused.breach.as_ref().unwrap();
+    assert!(breach.step > SOAK_STEPS, "{}", breach.reason);
+    assert_eq!((lasting.method, &lasting.breach, &lasting.doubt), (Method::Exact, &None, &None));
+    let soaks = contents.finished().filter(|(record, _)| record.spec.is_soak());
+    assert_eq!(soaks.map(|(record, _)| record.spec.point.batch_size).collect::<Vec<_>>(), [4]);
+
+    let found = found(folder.path());
+    assert_eq!((&found["status"], &found["recommended"]["batch_size"]), (&"safe".into(), &4.into()));
+    let check = found["checks"].as_array().unwrap().iter().find(|check| check["rule"] == "whole_run").unwrap();
+    assert_eq!((&check["passed"], &check["warning"]), (&true.into(), &false.into()), "{check}");
+    let [rejected] = found["rejected"].as_array().unwrap().as_slice() else { panic!("{found}") };
+    assert_eq!((&rejected["batch_size"], &rejected["outcome"]), (&8.into(), &"skipped".into()));
+    assert_eq!(rejected["reason"], format!("its whole run breaks by forecast: {}", breach.reason));
+    assert!(breach.reason.contains(&format!(" of memory fragmented at step {}", breach.step)), "{}", breach.reason);
+    assert!(found["alternatives"].as_array().unwrap().iter().all(|other| other["basis"] == "forecast"), "{found}");
 }
