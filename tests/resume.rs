@@ -142,6 +142,7 @@ fn a_driver_to_be_killed() {
         foretold: Vec::new(),
         remedied: Vec::new(),
         tuned: Vec::new(),
+        unfinished: Vec::new(),
         started,
     };
     assert_eq!(result.run().unwrap().end, End::Safe);

@@ -35,7 +35,7 @@ use crate::search::{Ask, History, strategy};
 use crate::text::{harmless, with_causes};
 use crate::trial::journal::{self, Header, Journal, StudyLock};
 use crate::trial::remedies::RunRemedies;
-use crate::trial::{Interrupt, Outlook, Point, TrialRecord, TunedRun};
+use crate::trial::{Interrupt, Outlook, Point, TrialRecord, TunedRun, UnfinishedPlay};
 use crate::units::Bytes;
 
 pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
@@ -101,6 +101,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
         foretold: opened.foretold,
         remedied: opened.remedied,
         tuned: opened.tuned,
+        unfinished: opened.unfinished,
         started: opened.started,
     }
     .run()
@@ -187,6 +188,7 @@ struct OpenedStudy {
     foretold: Vec<(Point, Outlook)>,
     remedied: Vec<(Point, RunRemedies)>,
     tuned: Vec<(Point, TunedRun)>,
+    unfinished: Vec<UnfinishedPlay>,
     started: String,
 }
 
@@ -200,13 +202,22 @@ impl OpenedStudy {
             let foretold = contents.foretold().map(|(point, outlook)| (point.clone(), outlook.clone())).collect();
             let remedied = contents.remedied().map(|(point, found)| (point.clone(), found.clone())).collect();
             let tuned = contents.tuned().map(|(point, found)| (point.clone(), found.clone())).collect();
-            return Ok(Self { journal, finished, foretold, remedied, tuned, started: contents.header.started });
+            let unfinished = contents.unfinished_plays().into_iter().cloned().collect();
+            let started = contents.header.started;
+            return Ok(Self { journal, finished, foretold, remedied, tuned, unfinished, started });
         }
         let plan_value = serde_json::to_value(plan).unwrap_or_default();
         let header = Header::new(&plan.sha256(), plan_value);
         let journal = Journal::draft(lock, &header).map_err(failed)?;
-        let (finished, foretold, remedied, tuned) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { journal, finished, foretold, remedied, tuned, started: header.started })
+        Ok(Self {
+            journal,
+            finished: Vec::new(),
+            foretold: Vec::new(),
+            remedied: Vec::new(),
+            tuned: Vec::new(),
+            unfinished: Vec::new(),
+            started: header.started,
+        })
     }
 }
 

@@ -28,6 +28,7 @@ use crate::trial::spec::ProbeSchedule;
 use crate::trial::statistics::FEWEST_SAMPLES;
 use crate::trial::{
     ExecutorError, Interrupt, Observation, Outcome, Outlook, Point, Purpose, TrialId, TrialRecord, TrialSpec, TunedRun,
+    UnfinishedPlay,
 };
 
 mod answer;
@@ -119,6 +120,8 @@ pub struct Study<'a> {
     pub remedied: Vec<(Point, RunRemedies)>,
     /// Searches for settings of the allocator whose result it holds.
     pub tuned: Vec<(Point, TunedRun)>,
+    /// Plays that it says were left in the middle.
+    pub unfinished: Vec<UnfinishedPlay>,
     /// When the study began, RFC 3339.
     pub started: String,
 }

@@ -27,6 +27,7 @@ pub mod spawn;
 pub mod spec;
 pub mod statistics;
 pub mod tuned_run;
+pub mod unfinished_play;
 pub mod worker;
 mod worst_rank;
 
@@ -35,3 +36,4 @@ pub use outcome::{Measurement, Outcome, TrialRecord};
 pub use outlook::Outlook;
 pub use spec::{Point, Purpose, TrialId, TrialSpec, WorkloadSpec};
 pub use tuned_run::TunedRun;
+pub use unfinished_play::{PlayKind, UnfinishedPlay};

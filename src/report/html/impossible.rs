@@ -8,7 +8,7 @@ use crate::memory::forecast::curve::Curve;
 use crate::memory::fragmentation::Rates;
 use crate::trial::outlook::PlayedRun;
 use crate::trial::remedies::RunRemedies;
-use crate::trial::{Measurement, Outcome, Outlook, Point, TrialRecord, TunedRun};
+use crate::trial::{Measurement, Outcome, Outlook, Point, TrialRecord, TunedRun, UnfinishedPlay};
 
 /// More than any trial or forecast run comes to.
 const MOST_STEPS: u32 = 100_000_000;
@@ -118,6 +118,12 @@ pub(super) fn of_remedies(point: &Point, remedies: &RunRemedies) -> Checked {
 pub(super) fn of_search(point: &Point, found: &TunedRun) -> Checked {
     of_point(point)?;
     at_most("steps", found.steps, MOST_STEPS)
+}
+
+/// Whether a play can have been left so.
+pub(super) fn of_unfinished(left: &UnfinishedPlay) -> Checked {
+    of_point(&left.point)?;
+    if left.step <= left.total { Ok(()) } else { Err(Impossible::Count { name: "step", value: left.step }) }
 }
 
 /// Whether peaks can have been forecast so.

@@ -99,7 +99,15 @@ pub(super) fn of_study(study: &Study<'_>, html: &mut Html) {
     for (point, outlook, _) in &said {
         write!(html, "<p class=\"nothing\">{}: {}.</p>", brief(point, 160), brief(sentence(outlook), LONGEST_REASON));
     }
-    if runs.is_empty() && said.is_empty() {
+    for left in &study.unfinished_plays {
+        write!(
+            html,
+            "<p class=\"nothing\">The study ended in {}; nothing of it is kept, and <code>--resume</code> begins it \
+             again.</p>",
+            text(left)
+        );
+    }
+    if runs.is_empty() && said.is_empty() && study.unfinished_plays.is_empty() {
         write!(
             html,
             "<p class=\"nothing\">No whole run was forecast: the journal is of an earlier version, the study ended before, or \

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::impossible::{Impossible, of_curve, of_point, of_remedies, of_run, of_search, of_trial};
+use super::impossible::{Impossible, of_curve, of_point, of_remedies, of_run, of_search, of_trial, of_unfinished};
 use crate::device::DeviceFacts;
 use crate::memory::FragmentationMetric;
 use crate::memory::blocks::BlockMap;
@@ -17,7 +17,7 @@ use crate::trial::journal::{Contents, Entry, Header};
 use crate::trial::outlook::PlayedRun;
 use crate::trial::remedies::RunRemedies;
 use crate::trial::tuned_run::{TriedSetting, TunedRun};
-use crate::trial::{Outlook, Point, TrialRecord, TrialSpec};
+use crate::trial::{Outlook, Point, TrialRecord, TrialSpec, UnfinishedPlay};
 
 /// A study.
 pub(super) struct Study<'a> {
@@ -41,6 +41,8 @@ pub(super) struct Study<'a> {
     pub(super) remedies: Vec<(&'a Point, &'a RunRemedies)>,
     /// Searches for settings of the allocator over such a run, in order.
     pub(super) tuned: Vec<(&'a Point, &'a TunedRun, &'a [TriedSetting])>,
+    /// Plays of such a run that were left in the middle, and have no result.
+    pub(super) unfinished_plays: Vec<&'a UnfinishedPlay>,
     pub(super) unknown_entries: usize,
     /// What the journal says and cannot be, each in a sentence.
     pub(super) left_out: Vec<String>,
@@ -55,6 +57,7 @@ fn check(entry: &Entry) -> Result<(), Impossible> {
         Entry::WholeRun { point, outlook, runs } => of_run(point, outlook, runs),
         Entry::Remedies { point, remedies } => of_remedies(point, remedies),
         Entry::AllocatorTuned { point, found, .. } => of_search(point, found),
+        Entry::PlayUnfinished(left) => of_unfinished(left),
         Entry::Forecast { curve } => of_curve(curve),
         Entry::Device { .. } | Entry::Recommended { .. } | Entry::Concluded { .. } => Ok(()),
     }
@@ -77,6 +80,7 @@ impl<'a> Study<'a> {
             whole_runs: Vec::new(),
             remedies: Vec::new(),
             tuned: Vec::new(),
+            unfinished_plays: contents.unfinished_plays(),
             unknown_entries: contents.unknown_entries,
             left_out: Vec::new(),
         };
@@ -136,6 +140,8 @@ impl<'a> Study<'a> {
                 self.tuned.retain(|(known, ..)| *known != point);
                 self.tuned.push((point, found, tried));
             }
+            // Known by then, since what comes later ends it.
+            Entry::PlayUnfinished(_) => {}
             Entry::Concluded { status } => self.conclusion = Some(status),
         }
     }
@@ -153,6 +159,10 @@ impl<'a> Study<'a> {
             Entry::WholeRun { .. } => "a whole run".to_owned(),
             Entry::Remedies { .. } => "other ways to make a run".to_owned(),
             Entry::AllocatorTuned { .. } => "a search for settings of the allocator".to_owned(),
+            Entry::PlayUnfinished(left) => {
+                self.unfinished_plays.retain(|known| *known != left);
+                "a play that was left".to_owned()
+            }
             _ => "a point that was skipped".to_owned(),
         };
         let remark = format!("{what}: {why}");

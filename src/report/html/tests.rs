@@ -254,6 +254,26 @@ fn a_whole_run_is_drawn_with_its_limit_and_where_it_breaks() {
 }
 
 #[test]
+fn a_play_that_was_left_is_told_until_it_has_a_result_and_one_that_cannot_be_is_left_out() {
+    use crate::trial::{Outlook, PlayKind, UnfinishedPlay};
+    let left = |step| {
+        let (point, play) = (point(8), PlayKind::WholeRun);
+        Entry::PlayUnfinished(UnfinishedPlay { point, play, step, total: 10_000 })
+    };
+    let told =
+        "The study ended in the forecast of the whole run of batch 8 at step 812 of 10000; nothing of it is kept";
+    let unfinished = page(&contents(vec![device(), left(812)]));
+    sound(&unfinished);
+    assert!(unfinished.contains(told) && !unfinished.contains("No whole run was forecast"), "{unfinished}");
+    let outlook = Outlook::unknown("no probes of its kind have run".to_owned());
+    let finished = Entry::WholeRun { point: point(8), outlook, runs: Vec::new() };
+    assert!(!page(&contents(vec![device(), left(812), finished])).contains("The study ended in"));
+    let edited = contents(vec![device(), left(10_001)]);
+    assert!(!page(&edited).contains("The study ended in"));
+    assert_eq!(super::left_out(&edited).len(), 1);
+}
+
+#[test]
 fn what_other_shapes_would_do_stands_beside_the_run_as_it_is() {
     use crate::memory::forecast::batching::BatchedRun;
     use crate::memory::forecast::long_run::Breach;

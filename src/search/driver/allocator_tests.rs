@@ -8,6 +8,7 @@ use crate::config::resolve::USUAL_CONFS;
 use crate::data::{DataSpec, LengthDistribution, LengthSpec};
 use crate::search::machine::Machine;
 use crate::search::scripted::plan;
+use crate::trial::PlayKind;
 use crate::trial::journal::{self, Contents, Header, StudyLock};
 use crate::trial::spec::recording_path;
 use crate::units::{Fraction, MIB};
@@ -89,6 +90,7 @@ fn study(plan: &Plan, machine: &mut Machine, known: Option<&Contents>, leaves_at
         foretold: known.map(|known| known.foretold().map(owned).collect()).unwrap_or_default(),
         remedied: known.map(|known| known.remedied().map(owned).collect()).unwrap_or_default(),
         tuned: known.map(|known| known.tuned().map(owned).collect()).unwrap_or_default(),
+        unfinished: known.map(|known| known.unfinished_plays().into_iter().cloned().collect()).unwrap_or_default(),
         started: header.started,
     };
     let result = result.run().unwrap();
@@ -182,6 +184,29 @@ fn listed_settings_are_journaled_reasoned_and_resumed_like_any() {
     let mut machine = machine(folder.path());
     let resumed = study(&plan, &mut machine, Some(&seen.journal), never);
     assert_eq!((resumed.searches(), machine.ran.len(), resumed.reason()), (0, 0, reason));
+}
+
+#[test]
+fn a_play_that_is_left_is_journaled_and_a_resumed_study_says_that_it_begins_it_again() {
+    let leaves: [(PlayKind, fn(&Event) -> bool); 2] = [
+        (PlayKind::WholeRun, |event| matches!(event, Event::RunPlaying { .. })),
+        (PlayKind::Allocator, |event| matches!(event, Event::AllocatorTuning { .. })),
+    ];
+    for (play, leaves_at) in leaves {
+        let folder = tempfile::tempdir().unwrap();
+        let left = study(&varying(), &mut machine(folder.path()), None, leaves_at);
+        assert_eq!(left.result.end, End::Interrupted);
+        let unfinished = left.journal.unfinished_plays();
+        let [unfinished] = unfinished.as_slice() else { panic!("{unfinished:?}") };
+        assert_eq!((unfinished.play, unfinished.point.batch_size), (play, 16));
+        let resumed = study(&varying(), &mut machine(folder.path()), Some(&left.journal), never);
+        let begins_again = |event: &&Event| match event {
+            Event::Warning { text } => text.starts_with(&format!("this study ended before in {play} of batch 16")),
+            _ => false,
+        };
+        assert_eq!(resumed.heard.iter().filter(begins_again).count(), 1, "{play}");
+        assert_eq!(resumed.result.end, End::Safe);
+    }
 }
 
 #[test]

@@ -123,6 +123,7 @@ fn study(folder: &Path, plan: &Plan, devices: Devices<'_>, finished: Vec<TrialRe
         foretold: Vec::new(),
         remedied: Vec::new(),
         tuned: Vec::new(),
+        unfinished: Vec::new(),
         started: header.started.clone(),
     }
     .run();

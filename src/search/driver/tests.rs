@@ -33,6 +33,7 @@ fn study_in(
         foretold: Vec::new(),
         remedied: Vec::new(),
         tuned: Vec::new(),
+        unfinished: Vec::new(),
         started: header.started,
     }
     .run()

@@ -1,7 +1,7 @@
 //! Searching for settings of the allocator over the whole run of a point: with progress, and until the user or the budget
 //! ends it.
 //!
-//! What is found goes to the journal, so that a resumed study does not search again.
+//! What is found goes to the journal, so that a resumed study does not search again; and where a search was left, that.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -11,11 +11,12 @@ use super::{End, Running};
 use crate::memory::forecast::tuning::Observer;
 use crate::progress::{Event, Reporter};
 use crate::trial::journal::Entry;
-use crate::trial::{Interrupt, Point};
+use crate::trial::{Interrupt, PlayKind, Point, UnfinishedPlay};
 
 impl Running<'_> {
     /// Searches for settings and tells the history. Gives the study's end if it was cut short.
     pub(super) fn tune(&mut self, point: Point) -> Option<End> {
+        self.tell_of_earlier(&point, PlayKind::Allocator);
         let followed = Followed {
             point: &point,
             interrupt: &self.study.interrupt,
@@ -30,8 +31,10 @@ impl Running<'_> {
         };
         followed.tell_at_once();
         let choice = self.space.conf_choice();
-        let Some((found, tried)) = self.knowledge.tune_run(&point, &self.history, choice, &followed) else {
-            return Some(if self.study.interrupt.requested() { End::Interrupted } else { End::BudgetEnded });
+        let found = self.knowledge.tune_run(&point, &self.history, choice, &followed);
+        let (step, total) = followed.change(|progress| (progress.step, progress.total));
+        let Some((found, tried)) = found else {
+            return Some(self.leave(UnfinishedPlay { point, play: PlayKind::Allocator, step, total }));
         };
         self.study.reporter.report(&Event::AllocatorTuned { point: point.clone(), found: found.clone() });
         self.note(&Entry::AllocatorTuned { point: point.clone(), found: found.clone(), tried });

@@ -1,6 +1,7 @@
 //! Playing the whole run of a point: with progress, and until the user or the budget ends it.
 //!
-//! The figures go to the journal, for the report and for a resumed study, which need not play the run again.
+//! The figures go to the journal, for the report and for a resumed study, which need not play the run again. Of a play that
+//! is left in the middle the journal says so: the resumed study begins it again, and does not do that silently.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -9,24 +10,15 @@ use super::{End, Running};
 use crate::progress::{Event, Reporter};
 use crate::search::knowledge::probed::{PlayedSteps, Reach};
 use crate::trial::journal::Entry;
-use crate::trial::{Interrupt, Outlook, Point, TrialRecord};
+use crate::trial::{Interrupt, Outlook, PlayKind, Point, TrialRecord, UnfinishedPlay};
 
 /// How often progress is told.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 
-/// What is to be said of a play that the budget ended: nothing of it is kept, so the next one may end the same way.
-fn unfinished(point: &Point, reached: Option<PlayedSteps>) -> String {
-    let far = reached.map_or_else(String::new, |PlayedSteps { step, total }| format!(" at step {step} of {total}"));
-    format!(
-        "the budget ended the forecast of the whole run of batch {}{far}; `--resume` plays it from its beginning (hint: a \
-         larger `budget.time`, or a smaller `safety.horizon_steps`)",
-        point.batch_size
-    )
-}
-
 impl Running<'_> {
     /// Plays the whole run of a point and tells the history. Gives the study's end if it was cut short.
     pub(super) fn play(&mut self, point: Point) -> Option<End> {
+        self.tell_of_earlier(&point, PlayKind::WholeRun);
         let playing =
             |point: &Point, PlayedSteps { step, total }| Event::RunPlaying { point: point.clone(), step, total };
         self.study.reporter.report(&playing(&point, PlayedSteps { step: 0, total: 0 }));
@@ -41,11 +33,8 @@ impl Running<'_> {
             self.knowledge.play(&point, &self.history, &mut watch)
         };
         let Some(played) = played else {
-            if self.study.interrupt.requested() {
-                return Some(End::Interrupted);
-            }
-            self.study.reporter.report(&Event::Warning { text: unfinished(&point, reached) });
-            return Some(End::BudgetEnded);
+            let (step, total) = reached.map_or((0, 0), |PlayedSteps { step, total }| (step.into(), total.into()));
+            return Some(self.leave(UnfinishedPlay { point, play: PlayKind::WholeRun, step, total }));
         };
         let mut outlook = played.outlook;
         if let Some(breach) = &mut outlook.breach {
@@ -59,6 +48,28 @@ impl Running<'_> {
         self.note(&Entry::WholeRun { point: point.clone(), outlook: outlook.clone(), runs: played.runs });
         self.foretold(point, outlook);
         None
+    }
+
+    /// Says that a play begins again which an earlier run of this study left.
+    pub(super) fn tell_of_earlier(&mut self, point: &Point, play: PlayKind) {
+        let is_it = |left: &&UnfinishedPlay| left.point == *point && left.play == play;
+        let Some(left) = self.study.unfinished.iter().find(is_it) else { return };
+        let text = format!("this study ended before in {left}, of which nothing is kept: it begins again");
+        self.study.reporter.report(&Event::Warning { text });
+    }
+
+    /// Notes that a play was left, and gives the study's end. Nothing of it is kept, so the next one may end the same way.
+    pub(super) fn leave(&mut self, left: UnfinishedPlay) -> End {
+        let text = format!(
+            "the budget ended {left}; `--resume` plays it from its beginning (hint: a larger `budget.time`, or a smaller \
+             `safety.horizon_steps`)"
+        );
+        self.note(&Entry::PlayUnfinished(left));
+        if self.study.interrupt.requested() {
+            return End::Interrupted;
+        }
+        self.study.reporter.report(&Event::Warning { text });
+        End::BudgetEnded
     }
 
     /// Takes in what is known of a point's whole run, now or from a resumed journal.

@@ -9,6 +9,7 @@
 //! {"entry":"whole_run","point":{…},"outlook":{…},"runs":[…]}
 //! {"entry":"remedies","point":{…},"remedies":{…}}
 //! {"entry":"allocator_tuned","point":{…},"found":{…},"tried":[…]}
+//! {"entry":"play_unfinished","point":{…},"play":"whole_run","step":812,"total":10000}
 //! {"entry":"recommended","recommendation":{…}}
 //! {"entry":"forecast","curve":{…}}
 //! {"entry":"block_map","point":{…},"map":{…}}
@@ -40,6 +41,7 @@ use super::outlook::{Outlook, PlayedRun};
 use super::remedies::RunRemedies;
 use super::spec::{Point, TrialSpec};
 use super::tuned_run::{TriedSetting, TunedRun};
+use super::unfinished_play::{PlayKind, UnfinishedPlay};
 use crate::device::DeviceFacts;
 use crate::memory::blocks::BlockMap;
 use crate::memory::forecast::curve::Curve;
@@ -172,6 +174,8 @@ pub enum Entry {
         /// Everything that was tried: for the report.
         tried: Vec<TriedSetting>,
     },
+    /// The study ended in the middle of a play of the whole run of a point, and this is all that is kept of it.
+    PlayUnfinished(UnfinishedPlay),
     /// The search came to its end.
     Concluded {
         /// `safe`, `unverified` or `none`.
@@ -181,7 +185,7 @@ pub enum Entry {
 
 impl Entry {
     /// The kinds that this version knows, as the field `entry` holds them.
-    const KINDS: [&str; 11] = [
+    const KINDS: [&str; 12] = [
         "device",
         "trial_started",
         "trial_ended",
@@ -192,6 +196,7 @@ impl Entry {
         "whole_run",
         "remedies",
         "allocator_tuned",
+        "play_unfinished",
         "concluded",
     ];
 
@@ -245,6 +250,26 @@ impl Contents {
             Entry::AllocatorTuned { point, found, .. } => Some((point, found)),
             _ => None,
         })
+    }
+}
+
+impl Contents {
+    /// The plays that were left in the middle and have no result yet, the last of each run.
+    pub fn unfinished_plays(&self) -> Vec<&UnfinishedPlay> {
+        let mut left: Vec<&UnfinishedPlay> = Vec::new();
+        for entry in &self.entries {
+            let (of, play) = match entry {
+                Entry::PlayUnfinished(unfinished) => (&unfinished.point, unfinished.play),
+                Entry::WholeRun { point, .. } => (point, PlayKind::WholeRun),
+                Entry::AllocatorTuned { point, .. } => (point, PlayKind::Allocator),
+                _ => continue,
+            };
+            left.retain(|known| (&known.point, known.play) != (of, play));
+            if let Entry::PlayUnfinished(unfinished) = entry {
+                left.push(unfinished);
+            }
+        }
+        left
     }
 }
 

@@ -84,8 +84,30 @@ fn entries() -> Vec<Entry> {
         Entry::WholeRun { point: spec(1).point, outlook: outlook(), runs: vec![played()] },
         Entry::Remedies { point: spec(1).point, remedies: remedies() },
         Entry::AllocatorTuned { point: spec(1).point, found: tuned(), tried: vec![tried()] },
+        Entry::PlayUnfinished(left(2, PlayKind::WholeRun)),
         Entry::Concluded { status: "safe".to_owned() },
     ]
+}
+
+fn left(number: u32, play: PlayKind) -> UnfinishedPlay {
+    UnfinishedPlay { point: spec(number).point, play, step: 5, total: 10 }
+}
+
+#[test]
+fn a_play_that_was_left_is_so_until_it_has_a_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut journal = Journal::create(StudyLock::acquire(folder.path()).unwrap(), &header()).unwrap();
+    let (whole_run, search) = (left(1, PlayKind::WholeRun), left(1, PlayKind::Allocator));
+    let further = UnfinishedPlay { step: 9, ..search.clone() };
+    for unfinished in [&whole_run, &search, &further] {
+        journal.append(&Entry::PlayUnfinished(unfinished.clone())).unwrap();
+    }
+    drop(journal);
+    let read = || super::read(&folder.path().join(FILE_NAME)).unwrap();
+    assert_eq!(read().unfinished_plays(), [&whole_run, &further]);
+    let (mut journal, _) = Journal::resume(StudyLock::acquire(folder.path()).unwrap()).unwrap();
+    journal.append(&Entry::WholeRun { point: whole_run.point, outlook: outlook(), runs: Vec::new() }).unwrap();
+    assert_eq!(read().unfinished_plays(), [&further]);
 }
 
 fn tuned() -> TunedRun {
