@@ -450,6 +450,36 @@ fn an_answer_that_cannot_be_written_in_the_end_is_shown_all_the_same() {
 }
 
 #[test]
+fn who_goes_back_to_the_configuration_before_gets_its_answer_and_who_wanted_another_does_not() {
+    let folder = TempDir::new().unwrap();
+    let config = small_config(folder.path(), "target: {batch_size: 2}");
+    let run = |options: &[&str]| {
+        let output =
+            tune(folder.path()).args(["--study", "study", "--config"]).arg(&config).args(options).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    run(&[]);
+    let (first, page) = (read("recommendation.yaml"), read("study/report.html"));
+    assert!(run(&["--set", "seed=1"]).contains("is of another configuration"));
+    let journals = || [read("study/journal.jsonl"), read("study/journal.previous.jsonl")];
+    let kept = journals();
+    let again = run(&[]);
+    let words = "this configuration was tuned on this device before (in study/journal.previous.jsonl, started ";
+    assert!(again.contains(words), "{again}");
+    assert_eq!((read("recommendation.yaml"), read("study/report.html")), (first, page));
+    let other = run(&["--set", "seed=1"]);
+    assert!(other.contains("this configuration was tuned on this device before (in study, started "), "{other}");
+    assert_eq!(journals(), kept);
+    // A study of the same configuration that was begun and not ended: its answer is what somebody wanted another for.
+    let [_, safe] = kept;
+    let begun: String = safe.lines().take(5).map(|line| format!("{line}\n")).collect();
+    std::fs::write(folder.path().join("study/journal.jsonl"), begun).unwrap();
+    assert!(run(&[]).contains("has no safe answer yet"));
+}
+
+#[test]
 fn the_configuration_is_not_overwritten_by_its_answer() {
     let folder = TempDir::new().unwrap();
     let config = small_config(folder.path(), "target: {batch_size: 2}");

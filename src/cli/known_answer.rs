@@ -4,8 +4,12 @@
 //! nor the device, searching again would find the same: the answer is written and printed again, and `--fresh` searches.
 //! What has changed makes the answer worthless, and so does memory that is gone: the limit that it was proved under must
 //! still be free. An answer that is not `safe` is not offered: whoever runs again hopes for a better one.
+//!
+//! The journal that was set aside last counts where the one in its place is of another configuration: whoever goes to and fro
+//! between two of one name would search each time. Where the one in its place is of this configuration it does not: then
+//! somebody wanted another answer than that (`--fresh`), or what it rests on has changed.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::config::Plan;
@@ -35,6 +39,8 @@ pub(super) enum Found {
 
 /// A finished study.
 pub(super) struct Answer {
+    /// The journal that holds it.
+    pub(super) journal: PathBuf,
     pub(super) recommendation: Recommendation,
     pub(super) history: History,
     pub(super) started: String,
@@ -64,23 +70,37 @@ pub(super) fn find(plan: &Plan, study: &Path) -> Found {
     if !Journal::exists(study) {
         return Found::Nothing;
     }
-    let contents = match journal::read(&study.join(journal::FILE_NAME)) {
+    let path = study.join(journal::FILE_NAME);
+    let contents = match journal::read(&path) {
         Ok(contents) => contents,
         Err(JournalError::NoHeader { .. }) => return Found::Nothing,
         Err(error) => return Found::Unreadable(with_causes(&error)),
     };
     let has_trials = contents.finished().next().is_some();
     if contents.header.expect_plan(&plan.sha256()).is_err() {
-        return if has_trials { Found::OtherPlan } else { Found::Nothing };
+        return match answer_before(plan, study) {
+            Some(answer) => Found::Answer(Box::new(answer)),
+            None if has_trials => Found::OtherPlan,
+            None => Found::Nothing,
+        };
     }
     if let Some(file) = changed_file(plan, &contents.header.started) {
         return Found::Outdated(file);
     }
-    match answer(&contents, plan) {
+    match answer(&contents, plan, path) {
         Some(answer) => Found::Answer(Box::new(answer)),
         None if has_trials => Found::Unfinished,
         None => Found::Nothing,
     }
+}
+
+/// The answer in the journal that was set aside last.
+fn answer_before(plan: &Plan, study: &Path) -> Option<Answer> {
+    let path = study.join(journal::PREVIOUS_FILE_NAME);
+    let contents = journal::read(&path).ok()?;
+    let is_of_plan = contents.header.expect_plan(&plan.sha256()).is_ok();
+    let is_meant = is_of_plan && changed_file(plan, &contents.header.started).is_none();
+    is_meant.then(|| answer(&contents, plan, path)).flatten()
 }
 
 /// A file of the user's own program that has changed since a study began (RFC 3339).
@@ -90,7 +110,7 @@ pub(super) fn changed_file(plan: &Plan, started: &str) -> Option<String> {
     plan.command()?.changed_since(SystemTime::UNIX_EPOCH.checked_add(since_the_epoch)?).map(str::to_owned)
 }
 
-fn answer(contents: &Contents, plan: &Plan) -> Option<Answer> {
+fn answer(contents: &Contents, plan: &Plan, journal: PathBuf) -> Option<Answer> {
     let concluded = contents.entries.iter().rev().find_map(|entry| match entry {
         Entry::Concluded { status } => Some(status.as_str()),
         // A trial after the last conclusion is of a study that was taken up again.
@@ -111,6 +131,7 @@ fn answer(contents: &Contents, plan: &Plan) -> Option<Answer> {
         history.tell(JudgedTrial { record: record.clone(), verdict });
     }
     (recommendation.status == Status::Safe && is_proved(&recommendation, &history, plan)).then(|| Answer {
+        journal,
         recommendation,
         history,
         started: contents.header.started.clone(),

@@ -47,10 +47,10 @@ fn remark(study: &Path, journal: &Contents) {
     }
 }
 
-/// Writes the page of the study in `folder` beside its journal, and gives its path.
-pub(super) fn write_beside_journal(folder: &Path) -> Result<PathBuf, Error> {
-    let path = folder.join(html::FILE_NAME);
-    write_whole(&path, html::page(&read(folder)?).as_bytes()).map_err(|error: ReportError| Error::Report(error))?;
+/// Writes the page of a study directory, or of the journal that is named itself, beside the journal; gives its path.
+pub(super) fn write_beside_journal(study: &Path) -> Result<PathBuf, Error> {
+    let path = folder_of(study).join(html::FILE_NAME);
+    write_whole(&path, html::page(&read(study)?).as_bytes()).map_err(|error: ReportError| Error::Report(error))?;
     Ok(path)
 }
 

@@ -6,7 +6,7 @@
 //! |---|---|---|---|
 //! | a safe answer for this configuration and device | offers it again | the same, from the journal | searches |
 //! | an unfinished study, or one without a safe answer | starts over, and says so | goes on | starts over |
-//! | a study of another configuration | starts over, and says so | refuses | starts over |
+//! | a study of another configuration | offers the answer of the one before, if that is of this one, or starts over, and says so | refuses | starts over |
 //! | an answer for a script that has changed since | starts over, and says so | goes on, with a warning | starts over |
 //!
 //! Whoever starts over keeps the old journal beside the new one, once a device is open: a run that starts nothing changes
@@ -67,7 +67,7 @@ pub(super) fn run(args: &SearchArgs, registry: &Registry) -> Result<u8, Error> {
     let note = match found {
         Found::Answer(answer) => match weakest(&mut slots) {
             Some(facts) if answer.holds_on(&facts, plan) => {
-                return offer(args, &folder, (&mut *reporter, mode), &answer);
+                return offer(args, (&mut *reporter, mode), &answer);
             }
             Some(_) => {
                 Some(format!("the answer in {} was proved on another device, or with more memory", folder.display()))
@@ -147,25 +147,24 @@ fn weakest(slots: &mut Slots<'_>) -> Option<DeviceFacts> {
 }
 
 /// Writes and prints an answer that is known already.
-fn offer(
-    args: &SearchArgs,
-    study: &Path,
-    (reporter, mode): (&mut dyn Reporter, ProgressMode),
-    answer: &Answer,
-) -> Result<u8, Error> {
-    let Answer { recommendation, history, started } = answer;
+fn offer(args: &SearchArgs, (reporter, mode): (&mut dyn Reporter, ProgressMode), answer: &Answer) -> Result<u8, Error> {
+    let Answer { journal, recommendation, history, started } = answer;
     recommendation.write(&args.output)?;
     let status = recommendation.status.name().to_owned();
-    reporter.report(&Event::AnswerKnown { study: study.display().to_string(), started: started.clone() });
+    // A study directory has one journal, and another where that was set aside.
+    let is_usual = journal.file_name().is_some_and(|name| name == journal::FILE_NAME);
+    let study = journal.parent().filter(|_| is_usual).unwrap_or(journal).display().to_string();
+    reporter.report(&Event::AnswerKnown { study, started: started.clone() });
     reporter.report(&Event::StudyEnded { status, trials: history.trials().len(), seconds: 0.0 });
     if mode != ProgressMode::Json {
         print_result(&table::summary(history, recommendation))?;
     }
-    write_page(study, mode);
+    write_page(journal, mode);
     Ok(exit_code::SAFE)
 }
 
-/// Writes the study's page beside its journal. It is for people: what goes wrong with it is said, and costs no result.
+/// Writes the page of a study directory, or of a journal in one, beside the journal. It is for people: what goes wrong with it
+/// is said, and costs no result.
 fn write_page(study: &Path, mode: ProgressMode) {
     match report::write_beside_journal(study) {
         Ok(path) if matches!(mode, ProgressMode::Auto) => say(&format!("report: {}", path.display())),
