@@ -34,6 +34,9 @@ pub const WINDOW_BATCHES: u64 = 50;
 /// The most samples of a batch.
 pub const MAX_SAMPLES: u64 = 1 << 16;
 
+/// Under a budget a batch may have so many times the samples of one without.
+const MOST_TIMES_SAMPLES: u64 = 4;
+
 /// The samples of a run, in the order in which it takes them.
 pub trait Lengths: Sync {
     /// The tokens of a sample, at least 1; samples are counted from 0 and never end.
@@ -106,6 +109,17 @@ impl Batching {
     /// Batches of so many samples as they come.
     pub fn of(samples: u64) -> Self {
         Self { samples, pad_to: 1, order: Order::AsTheyCome, token_budget: None }
+    }
+
+    /// The same with as many samples a batch as fit into so many tokens, grouped by length: two of the longest at least.
+    #[must_use]
+    pub fn under_budget(self, tokens: u64, longest: u64) -> Self {
+        Self {
+            samples: self.samples.saturating_mul(MOST_TIMES_SAMPLES).min(MAX_SAMPLES),
+            order: Order::ByLength,
+            token_budget: Some(tokens.max(longest.saturating_mul(2))),
+            ..self
+        }
     }
 
     /// The length of a row whose batch has `longest` tokens at most.

@@ -12,8 +12,6 @@ use crate::memory::policy::Policy;
 
 /// Multiples that are worth a try.
 const PAD_TO: [u64; 3] = [64, 128, 256];
-/// Under a budget a batch may have so many times the samples of one without.
-const MOST_TIMES_SAMPLES: u64 = 4;
 
 /// Plays the batches of an outline to a policy; hears of every step that begins.
 pub type PlayBatches<'a> =
@@ -92,13 +90,7 @@ pub fn standard(batching: Batching, lengths: &dyn Lengths, as_it_is: &Outline) -
     }
     if batching.token_budget.is_none() && as_it_is.steps > 0 {
         let mean = as_it_is.padded_tokens.div_ceil(as_it_is.steps);
-        let budget = mean.max(longest.saturating_mul(2));
-        ways.push(Batching {
-            samples: batching.samples.saturating_mul(MOST_TIMES_SAMPLES).min(super::MAX_SAMPLES),
-            order: Order::ByLength,
-            token_budget: Some(budget),
-            ..batching
-        });
+        ways.push(batching.under_budget(mean, longest));
     }
     ways
 }

@@ -14,19 +14,13 @@ use crate::data::run_shapes::RunShapes;
 use crate::data::{DataSpec, Padding};
 use crate::memory::Trim;
 use crate::memory::forecast::Method;
-use crate::memory::forecast::batching::{
-    BatchedRun, Batching, Lengths, MAX_SAMPLES, Order, Outline, advised, standard,
-};
+use crate::memory::forecast::batching::{BatchedRun, Batching, Lengths, Order, Outline, advised, standard};
 use crate::memory::forecast::long_run::Breach;
 use crate::memory::policy;
 use crate::search::History;
+use crate::search::recommend::NEGLIGIBLE_DIVISOR;
 use crate::trial::Point;
 use crate::trial::remedies::{Changes, RunRemedies, RunRemedy};
-
-/// Less memory by this share of the limit is a gain.
-const NEGLIGIBLE_DIVISOR: u64 = 100;
-/// Under the budget of tokens that the longest batch has today a batch may have so many times its samples.
-const MOST_TIMES_SAMPLES: u64 = 4;
 
 /// What is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,12 +90,8 @@ fn ways(own: &Coming<'_>, drawn: Option<&Drawn>, reach: Reach) -> Vec<Way> {
     let mut ways = vec![as_it_is()];
     if let Some(drawn) = drawn.filter(|_| own.basis.varies && data.padding == Padding::Longest) {
         let outline = Outline::of_steps(batching, drawn, u64::from(own.run.horizon_steps));
-        let larger = Batching {
-            samples: batching.samples.saturating_mul(MOST_TIMES_SAMPLES).min(MAX_SAMPLES),
-            order: Order::ByLength,
-            token_budget: Some(outline.most_tokens.max(drawn.longest().saturating_mul(2))),
-            ..batching
-        };
+        // No batch has more tokens than the longest has today.
+        let larger = batching.under_budget(outline.most_tokens, drawn.longest());
         let mut others = standard(batching, drawn, &outline);
         if !others.contains(&larger) {
             others.push(larger);
