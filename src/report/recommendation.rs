@@ -180,6 +180,37 @@ pub struct Forecast {
     pub error_percent: Option<f64>,
 }
 
+/// A point beside the answer, by what tells points apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherPoint {
+    /// Samples per forward and backward pass.
+    pub batch_size: usize,
+    /// Micro-batches per optimizer step.
+    pub accumulation_steps: usize,
+    /// Loader threads.
+    pub loader_workers: usize,
+    /// Batches a loader thread keeps ready.
+    pub prefetch_depth: usize,
+    /// Batches staged on the device.
+    pub device_prefetch: usize,
+    /// Recomputation of activations; absent where there is none.
+    #[serde(default, skip_serializing_if = "GradientCheckpointing::is_none")]
+    pub gradient_checkpointing: GradientCheckpointing,
+}
+
+impl From<&Point> for OtherPoint {
+    fn from(point: &Point) -> Self {
+        Self {
+            batch_size: point.batch_size,
+            accumulation_steps: point.accumulation_steps,
+            loader_workers: point.loader_workers,
+            prefetch_depth: point.prefetch_depth,
+            device_prefetch: point.device_prefetch,
+            gradient_checkpointing: point.gradient_checkpointing,
+        }
+    }
+}
+
 /// What stands behind an alternative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -197,19 +228,9 @@ pub struct Alternative {
     /// Whether it was measured, or is by forecast and not proved.
     #[serde(default)]
     pub basis: Basis,
-    /// Samples per forward and backward pass.
-    pub batch_size: usize,
-    /// Micro-batches per optimizer step.
-    pub accumulation_steps: usize,
-    /// Loader threads.
-    pub loader_workers: usize,
-    /// Batches a loader thread keeps ready.
-    pub prefetch_depth: usize,
-    /// Batches staged on the device.
-    pub device_prefetch: usize,
-    /// Recomputation of activations; absent where there is none.
-    #[serde(default, skip_serializing_if = "GradientCheckpointing::is_none")]
-    pub gradient_checkpointing: GradientCheckpointing,
+    /// Which.
+    #[serde(flatten)]
+    pub point: OtherPoint,
     /// End to end; null where nobody measured it.
     pub samples_per_second: Option<f64>,
     /// Highest V.
@@ -222,18 +243,7 @@ pub struct Alternative {
 impl Alternative {
     /// A point that holds so much and of which nothing else is known.
     fn at(point: &Point, basis: Basis, peak_reserved_bytes: u64) -> Self {
-        Self {
-            basis,
-            batch_size: point.batch_size,
-            accumulation_steps: point.accumulation_steps,
-            loader_workers: point.loader_workers,
-            prefetch_depth: point.prefetch_depth,
-            device_prefetch: point.device_prefetch,
-            gradient_checkpointing: point.gradient_checkpointing,
-            samples_per_second: None,
-            peak_reserved_bytes,
-            remedy: None,
-        }
+        Self { basis, point: point.into(), samples_per_second: None, peak_reserved_bytes, remedy: None }
     }
 }
 
@@ -253,19 +263,9 @@ pub struct Remedy {
 /// A point that was ruled out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rejected {
-    /// Samples per forward and backward pass.
-    pub batch_size: usize,
-    /// Micro-batches per optimizer step.
-    pub accumulation_steps: usize,
-    /// Loader threads.
-    pub loader_workers: usize,
-    /// Batches a loader thread keeps ready.
-    pub prefetch_depth: usize,
-    /// Batches staged on the device.
-    pub device_prefetch: usize,
-    /// Recomputation of activations; absent where there is none.
-    #[serde(default, skip_serializing_if = "GradientCheckpointing::is_none")]
-    pub gradient_checkpointing: GradientCheckpointing,
+    /// Which.
+    #[serde(flatten)]
+    pub point: OtherPoint,
     /// How its trial ended; `skipped` without one.
     pub outcome: String,
     /// Why it was ruled out.
@@ -300,6 +300,21 @@ mod tests {
         let text = "{metric: peak, max: 0.1, last: null, threshold: 0.3}";
         let read: Fragmentation = serde_yaml::from_str(text).unwrap();
         assert_eq!((read.max, read.native), (Some(0.1), None));
+    }
+
+    #[test]
+    fn a_point_beside_the_answer_is_written_among_the_rest_in_its_order() {
+        let point = Point { accumulation_steps: 2, ..Point::plain(4) };
+        let other = Alternative { samples_per_second: Some(3.5), ..Alternative::at(&point, Basis::Measured, 7) };
+        let text = "basis: measured\nbatch_size: 4\naccumulation_steps: 2\nloader_workers: 0\nprefetch_depth: 0\n\
+                    device_prefetch: 0\nsamples_per_second: 3.5\npeak_reserved_bytes: 7\n";
+        assert_eq!(serde_yaml::to_string(&other).unwrap(), text);
+        let (outcome, reason) = ("skipped".to_owned(), "too large".to_owned());
+        let point = Point { gradient_checkpointing: GradientCheckpointing::Blocks, ..point };
+        let rejected = Rejected { point: OtherPoint::from(&point), outcome, reason };
+        let json = r#"{"batch_size":4,"accumulation_steps":2,"loader_workers":0,"prefetch_depth":0,"device_prefetch":0,"gradient_checkpointing":"blocks","outcome":"skipped","reason":"too large"}"#;
+        assert_eq!(serde_json::to_string(&rejected).unwrap(), json);
+        assert_eq!(serde_json::from_str::<Rejected>(json).unwrap(), rejected);
     }
 
     #[test]

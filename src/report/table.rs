@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Recommendation;
-use super::recommendation::{Alternative, Measured, Recommended, Remedy};
+use super::recommendation::{Alternative, Measured, OtherPoint, Recommended, Remedy};
 use crate::memory::FragmentationMetric;
 use crate::search::recommend::Status;
 use crate::search::{History, JudgedTrial, staged};
@@ -158,9 +158,9 @@ fn answer(recommendation: &Recommendation) -> String {
             let _ = writeln!(
                 text,
                 "  {} × {}{}: {}",
-                rejected.batch_size,
-                rejected.accumulation_steps,
-                recomputing(rejected.gradient_checkpointing),
+                rejected.point.batch_size,
+                rejected.point.accumulation_steps,
+                recomputing(rejected.point.gradient_checkpointing),
                 single_line(&rejected.reason)
             );
         }
@@ -176,18 +176,20 @@ fn answer(recommendation: &Recommendation) -> String {
 
 /// What other shapes would do: the best for each point, and how many more there are in the file.
 fn by_forecast(alternatives: &[Alternative]) -> String {
-    let of_point = |other: &Alternative| (other.batch_size, other.accumulation_steps, other.gradient_checkpointing);
+    let of_point = |OtherPoint { batch_size, accumulation_steps, gradient_checkpointing, .. }: OtherPoint| {
+        (batch_size, accumulation_steps, gradient_checkpointing)
+    };
     let all: Vec<(&Alternative, &Remedy)> =
         alternatives.iter().filter_map(|other| Some((other, other.remedy.as_ref()?))).collect();
     let mut best: Vec<(&Alternative, &Remedy)> = Vec::new();
     for (other, remedy) in &all {
-        if best.len() < MOST_FORECASTS && best.iter().all(|(told, _)| of_point(told) != of_point(other)) {
+        if best.len() < MOST_FORECASTS && best.iter().all(|(told, _)| of_point(told.point) != of_point(other.point)) {
             best.push((other, remedy));
         }
     }
     let mut text = String::new();
     for (other, remedy) in &best {
-        let point = format!("batch size {} × {}", other.batch_size, other.accumulation_steps);
+        let point = format!("batch size {} × {}", other.point.batch_size, other.point.accumulation_steps);
         let (changes, reason) = (remedy.changes, printable(&remedy.reason));
         let _ = writeln!(text, "By forecast, not proved: {point} with {changes}: {reason}");
     }

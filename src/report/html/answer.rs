@@ -173,10 +173,10 @@ fn measured_alternatives(others: Vec<&Alternative>, html: &mut Html) {
             write!(
                 html,
                 "<tr><td>{} × {}</td><td>{} × {}</td><td class=\"number\">{}</td><td class=\"number\">{}</td></tr>",
-                other.batch_size,
-                other.accumulation_steps,
-                other.loader_workers,
-                other.prefetch_depth,
+                other.point.batch_size,
+                other.point.accumulation_steps,
+                other.point.loader_workers,
+                other.point.prefetch_depth,
                 text(rate),
                 Bytes(other.peak_reserved_bytes)
             );
@@ -200,8 +200,8 @@ fn forecast_alternatives(others: Vec<&Alternative>, html: &mut Html) {
                 html,
                 "<tr><td>{} × {}</td><td class=\"long\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td>\
                  <td class=\"long\">{}</td></tr>",
-                other.batch_size,
-                other.accumulation_steps,
+                other.point.batch_size,
+                other.point.accumulation_steps,
                 text(remedy.changes),
                 Bytes(other.peak_reserved_bytes),
                 Bytes(remedy.as_it_is.peak_reserved_bytes),

@@ -161,12 +161,7 @@ fn alternatives(history: &History, space: &Space, chosen: Option<&Point>) -> Vec
 /// What was rejected, beside the answer.
 fn rejected(source: &Source<'_>, answer: Option<&Point>) -> Vec<Rejected> {
     let row = |point: &Point, outcome: &str, reason: String| Rejected {
-        batch_size: point.batch_size,
-        accumulation_steps: point.accumulation_steps,
-        loader_workers: point.loader_workers,
-        prefetch_depth: point.prefetch_depth,
-        device_prefetch: point.device_prefetch,
-        gradient_checkpointing: point.gradient_checkpointing,
+        point: point.into(),
         outcome: outcome.to_owned(),
         reason,
     };

@@ -66,13 +66,13 @@ mod tests {
         let breach = Some(RunBreach { step: 812, reason: "40% of memory fragmented at step 812".to_owned() });
         history.foretell(point(16), Outlook { breach, ..Outlook::unknown(String::new()) });
         let found: Vec<Alternative> = alternatives(&history, Some(&point(8))).collect();
-        assert_eq!(found.iter().map(|other| other.batch_size).collect::<Vec<_>>(), [8, 16]);
+        assert_eq!(found.iter().map(|other| other.point.batch_size).collect::<Vec<_>>(), [8, 16]);
         for other in found {
             assert_eq!((other.basis, other.samples_per_second), (Basis::Forecast, None));
             assert_eq!(other.peak_reserved_bytes, 128 * MIB);
             let remedy = other.remedy.unwrap();
             assert_eq!(remedy.changes.to_string(), "`data.pad_to_multiple_of: 128`");
-            assert_eq!(remedy.as_it_is.lasts(), other.batch_size == 8);
+            assert_eq!(remedy.as_it_is.lasts(), other.point.batch_size == 8);
         }
     }
 }

@@ -55,8 +55,10 @@ fn a_finished_study_writes_what_it_found_and_journals_every_trial() {
     let recommended = read.recommended.unwrap();
     assert_eq!((recommended.batch_size, recommended.accumulation_steps, recommended.effective_batch_size), (8, 2, 16));
     assert_eq!(read.provenance.oom_trials, 1);
-    assert!(read.rejected.iter().any(|rejected| rejected.outcome == "out_of_memory" && rejected.batch_size == 14));
-    assert!(read.rejected.iter().any(|rejected| rejected.outcome == "skipped" && rejected.batch_size == 16));
+    assert!(
+        read.rejected.iter().any(|rejected| rejected.outcome == "out_of_memory" && rejected.point.batch_size == 14)
+    );
+    assert!(read.rejected.iter().any(|rejected| rejected.outcome == "skipped" && rejected.point.batch_size == 16));
     let contents = journal::read(&folder.path().join("study").join(journal::FILE_NAME)).unwrap();
     assert_eq!(contents.finished().count(), executor.ran.len());
 }
@@ -198,7 +200,7 @@ fn the_recommendation_says_what_was_forecast_and_how_far_off_it_was() {
     assert_eq!((forecast.method, forecast.error_percent), (Method::Exact, Some(0.0)));
     assert!(forecast.largest_batch_size.is_some_and(|size| (64..256).contains(&size)));
     assert_eq!(result.recommendation.provenance.oom_trials, 0);
-    let skipped = result.recommendation.rejected.iter().find(|rejected| rejected.batch_size == 256).unwrap();
+    let skipped = result.recommendation.rejected.iter().find(|rejected| rejected.point.batch_size == 256).unwrap();
     assert!(skipped.reason.contains("by forecast"), "{}", skipped.reason);
 }
 
