@@ -10,7 +10,8 @@ pub const USAGE: u8 = 2;
 pub const NO_SAFE_CONFIGURATION: u8 = 3;
 /// The device is not there, or this build cannot use it.
 pub const DEVICE_UNAVAILABLE: u8 = 4;
-/// No point was verified: the budget ended first, or not every rank of the soak was seen.
+/// No point was verified: the budget ended first, or the soak did not show all of it: a rank, or that the program takes the
+/// batch size.
 pub const BUDGET_ENDED: u8 = 5;
 /// The workload fails whatever the batch size.
 pub const WORKLOAD_FAILS: u8 = 6;

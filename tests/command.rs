@@ -412,6 +412,17 @@ fn a_script_that_does_not_report_gets_an_answer_that_says_what_was_not_seen() {
 }
 
 #[test]
+fn a_script_that_neither_reports_nor_is_given_the_batch_size_gets_no_safe_answer() {
+    let text = config(", --unmodified, --device-bytes=1073741824");
+    let untold = text.replace("--batch-size, {batch_size}", "--batch-size=2");
+    assert_ne!(text, untold);
+    let study = Study::of(&untold, &[]);
+    assert_eq!(study.code, 5, "{}", study.stderr);
+    assert_eq!(study.recommendation()["status"], "unverified");
+    assert!(study.stderr.contains("nothing shows that the program takes the batch size"), "{}", study.stderr);
+}
+
+#[test]
 fn a_resumed_study_comes_to_the_same_answer() {
     let config = config("");
     let whole = Study::of(&config, &[]);

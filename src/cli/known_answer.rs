@@ -152,7 +152,8 @@ fn is_proved(recommendation: &Recommendation, history: &History, plan: &Plan) ->
     history.trials().iter().map(|trial| &trial.record).any(|record| {
         record.spec.is_soak()
             && record.completed()
-            && record.measurement.as_ref().is_some_and(|measurement| measurement.unseen_ranks.is_empty())
+            && record.measurement.is_some()
+            && record.is_fully_seen()
             && same(&record.spec.point)
             && Space::new(plan).meets_target(&record.spec.point)
             && rules::judge(record, &plan.safety).passed()

@@ -331,6 +331,13 @@ fn exit_code_of(end: &End) -> u8 {
             ));
             exit_code::BUDGET_ENDED
         }
+        End::BatchSizeUnseen => {
+            say(
+                "error: the answer is not shown, since nothing shows that the program takes the batch size it is given (hint: \
+                 name `{batch_size}` in `command.run` or `command.env`, or have the program report)",
+            );
+            exit_code::BUDGET_ENDED
+        }
         End::Interrupted => {
             say("interrupted; what was found so far is written (hint: `--resume` goes on)");
             exit_code::INTERRUPTED

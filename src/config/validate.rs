@@ -123,10 +123,11 @@ fn length_note(plan: &Plan, command: &CommandSpec) -> Option<String> {
     })
 }
 
-/// A program that is not told the batch size runs the same one in every trial.
+/// A program that is not told the batch size runs the same one in every trial, unless it asks; its report shows that.
 fn batch_size_note(command: &CommandSpec) -> Option<String> {
     (!command.holds(Placeholder::BatchSize)).then(|| {
-        "`command.run` does not hold `{batch_size}`: the program has to read TUNE_BATCH_SIZE from its environment"
+        "`command.run` does not hold `{batch_size}`: the program has to read TUNE_BATCH_SIZE from its environment, and to \
+         report, or its answer stays `unverified`"
             .to_owned()
     })
 }

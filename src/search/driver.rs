@@ -81,6 +81,8 @@ pub enum End {
     BudgetEnded,
     /// The soak passed on the ranks that were seen, and so many never were.
     RanksUnseen(usize),
+    /// The soak passed, and nothing shows that the program took the batch size.
+    BatchSizeUnseen,
     /// The user asked to stop.
     Interrupted,
 }
@@ -365,6 +367,7 @@ impl<'a> Running<'a> {
                 Standing::Unverified(trial) if !trial.unseen_ranks().is_empty() => {
                     End::RanksUnseen(trial.unseen_ranks().len())
                 }
+                Standing::Unverified(trial) if trial.is_safe() && !trial.is_fully_seen() => End::BatchSizeUnseen,
                 Standing::Unverified(_) | Standing::None => End::NoSafePoint,
             },
             Conclusion::NoSafePoint => End::NoSafePoint,

@@ -64,6 +64,12 @@ impl JudgedTrial {
         self.record.measurement.as_ref().map_or(&[], |measurement| &measurement.unseen_ranks)
     }
 
+    /// Whether what it shows holds for the whole point: every rank was seen, and something shows that the program took the
+    /// point's batch size.
+    pub fn is_fully_seen(&self) -> bool {
+        self.record.is_fully_seen()
+    }
+
     /// Measured samples per second, if it completed.
     pub fn samples_per_second(&self) -> Option<f64> {
         self.record.measurement.as_ref().map(|measurement| measurement.samples_per_second)

@@ -23,7 +23,7 @@ pub const NEGLIGIBLE_DIVISOR: u64 = 100;
 pub enum Status {
     /// The point passed its soak.
     Safe,
-    /// The search ended before the point was soaked, or nobody saw every rank of it.
+    /// The search ended before the point was soaked, or nobody saw every rank of it, or that it took its batch size.
     Unverified,
     /// No point passed.
     None,
@@ -45,7 +45,8 @@ impl Status {
 pub enum Standing<'a> {
     /// This point passed its soak.
     Safe(&'a JudgedTrial),
-    /// This point passed a short trial and its soak is still to come, or passed a soak in which not every rank was seen.
+    /// This point passed a short trial and its soak is still to come, or passed a soak that does not show [all of
+    /// it](JudgedTrial::is_fully_seen).
     Unverified(&'a JudgedTrial),
     /// No point passed.
     None,
@@ -75,8 +76,8 @@ impl<'a> Standing<'a> {
     }
 }
 
-/// Where a study with this history stands: the best soaked point, every rank of it seen where there is such a one, else the
-/// best measured one whose soak did not fail.
+/// Where a study with this history stands: the best soaked point, fully seen where there is such a one, else the best measured
+/// one whose soak did not fail.
 pub fn standing<'a>(history: &'a History, space: &Space) -> Standing<'a> {
     // A search soaks nothing else; a resumed journal may hold anything.
     let is_answer = |trial: &&JudgedTrial| {
@@ -85,9 +86,9 @@ pub fn standing<'a>(history: &'a History, space: &Space) -> Standing<'a> {
     let mut soaked: Vec<&JudgedTrial> =
         history.trials().iter().filter(|trial| trial.record.spec.is_soak()).filter(is_answer).collect();
     sort_by_objective(&mut soaked, JudgedTrial::samples_per_second);
-    if let Some(trial) = soaked.iter().find(|trial| trial.unseen_ranks().is_empty()) {
+    if let Some(trial) = soaked.iter().find(|trial| trial.is_fully_seen()) {
         let own = history.soaked(&own_settings(&trial.record.spec.point));
-        let kept = own.filter(|own| own.unseen_ranks().is_empty() && keeps_own_settings(history, trial));
+        let kept = own.filter(|own| own.is_fully_seen() && keeps_own_settings(history, trial));
         return Standing::Safe(kept.unwrap_or(trial));
     }
     if let Some(trial) = soaked.first() {

@@ -88,6 +88,7 @@ impl Series {
             has_batch_norm: false,
             training_samples: None,
             unseen_ranks: Vec::new(),
+            is_batch_size_unseen: false,
         }
     }
 

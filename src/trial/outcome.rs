@@ -210,6 +210,9 @@ pub struct Measurement {
     /// Ranks that never reported beside others that did: nobody knows what they need.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unseen_ranks: Vec<usize>,
+    /// Whether nothing shows that the program took the batch size: it reported nothing, and no placeholder gave it one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_batch_size_unseen: bool,
 }
 
 impl Measurement {
@@ -283,6 +286,13 @@ impl TrialRecord {
     /// Whether the allocator was seen from inside. It is not where a program of the user's own does not report.
     pub fn is_observed(&self) -> bool {
         self.samples.iter().any(|sample| sample.allocated_bytes > 0 || sample.rates.peak.is_some())
+    }
+
+    /// Whether nothing of it was left unseen that another run of the point may differ in: a rank, or the batch size that the
+    /// program took.
+    pub fn is_fully_seen(&self) -> bool {
+        let seen = |found: &Measurement| found.unseen_ranks.is_empty() && !found.is_batch_size_unseen;
+        self.measurement.as_ref().is_none_or(seen)
     }
 
     /// How it ended, in one line for people, and where one of several replicas ended it, which.

@@ -100,7 +100,7 @@ impl Running<'_> {
 
     pub(super) fn finish(mut self, end: End) -> StudyResult {
         // In a study that was cut short its turn may still come.
-        if matches!(end, End::Safe | End::NoSafePoint | End::RanksUnseen(_)) {
+        if matches!(end, End::Safe | End::NoSafePoint | End::RanksUnseen(_) | End::BatchSizeUnseen) {
             self.note_what_was_not_needed();
         }
         let recommendation = self.recommendation();

@@ -8,9 +8,9 @@ use crate::memory::forecast::Method;
 use crate::progress::Quiet;
 use crate::search::machine::Machine;
 use crate::search::recommend::Status;
-use crate::trial::Executor;
 use crate::trial::journal::{self, Header, StudyLock};
 use crate::trial::spec::trace_path;
+use crate::trial::{Executor, Measurement};
 
 fn study_in(
     folder: &Path,
@@ -98,8 +98,8 @@ fn studies_that_start_nothing_cost_no_answer_of_an_earlier_one() {
     }
 }
 
-/// A program of two ranks, of which one never says anything.
-struct HalfSeen<E>(E);
+/// A program of which something is never seen.
+struct HalfSeen<E>(E, fn(&mut Measurement));
 
 impl<E: Executor> Executor for HalfSeen<E> {
     fn start(&mut self) -> Result<DeviceFacts, ExecutorError> {
@@ -109,21 +109,27 @@ impl<E: Executor> Executor for HalfSeen<E> {
     fn run(&mut self, spec: &TrialSpec, observe: &mut dyn FnMut(Observation)) -> Result<TrialRecord, ExecutorError> {
         let mut record = self.0.run(spec, observe)?;
         if let Some(measurement) = &mut record.measurement {
-            measurement.unseen_ranks = vec![1];
+            (self.1)(measurement);
         }
         Ok(record)
     }
 }
 
 #[test]
-fn an_answer_that_was_not_seen_on_every_rank_is_not_safe() {
+fn an_answer_that_was_not_seen_on_every_rank_or_at_its_batch_size_is_not_safe() {
     let folder = tempfile::tempdir().unwrap();
-    let mut executor = HalfSeen(ScriptedExecutor::new(|spec| Script::healthy(&spec.point)));
-    let result = study_in(folder.path(), &plan(16), &mut executor, Vec::new()).unwrap();
-    assert_eq!(result.end, End::RanksUnseen(1));
-    let read = Recommendation::read(&folder.path().join("recommendation.yaml")).unwrap();
-    assert_eq!(read.status, Status::Unverified);
-    assert_eq!(read.recommended.map(|recommended| recommended.batch_size), Some(16));
+    let one_rank = |found: &mut Measurement| found.unseen_ranks = vec![1];
+    for (hide, end) in [
+        (one_rank as fn(&mut Measurement), End::RanksUnseen(1)),
+        (|found: &mut Measurement| found.is_batch_size_unseen = true, End::BatchSizeUnseen),
+    ] {
+        let mut executor = HalfSeen(ScriptedExecutor::new(|spec| Script::healthy(&spec.point)), hide);
+        let result = study_in(folder.path(), &plan(16), &mut executor, Vec::new()).unwrap();
+        assert_eq!(result.end, end);
+        let read = Recommendation::read(&folder.path().join("recommendation.yaml")).unwrap();
+        assert_eq!(read.status, Status::Unverified);
+        assert_eq!(read.recommended.map(|recommended| recommended.batch_size), Some(16));
+    }
 }
 
 /// A machine whose probes leave their recordings in the study of [`study_in`].

@@ -40,7 +40,9 @@ impl CommandExecutor {
         if heard.outcome == Outcome::Completed {
             let unseen_ranks = unseen_ranks(&heard.ranks);
             record.warnings.extend(silent_ranks(&unseen_ranks, heard.ranks.len()));
-            record.measurement = Some(Measurement { unseen_ranks, ..self.measure(spec, &heard, seen) });
+            let is_batch_size_unseen = !heard.reports() && !self.config.command.holds(Placeholder::BatchSize);
+            let measured = self.measure(spec, &heard, seen);
+            record.measurement = Some(Measurement { unseen_ranks, is_batch_size_unseen, ..measured });
         }
         if record.samples.is_empty() && heard.outcome == Outcome::Completed {
             record.warnings.push(if heard.reports() {
