@@ -188,11 +188,11 @@ fn listed_settings_are_journaled_reasoned_and_resumed_like_any() {
 
 #[test]
 fn a_play_that_is_left_is_journaled_and_a_resumed_study_says_that_it_begins_it_again() {
-    let leaves: [(PlayKind, fn(&Event) -> bool); 2] = [
-        (PlayKind::WholeRun, |event| matches!(event, Event::RunPlaying { .. })),
-        (PlayKind::Allocator, |event| matches!(event, Event::AllocatorTuning { .. })),
-    ];
-    for (play, leaves_at) in leaves {
+    for play in [PlayKind::WholeRun, PlayKind::Allocator] {
+        let leaves_at: fn(&Event) -> bool = match play {
+            PlayKind::WholeRun => |event| matches!(event, Event::RunPlaying { .. }),
+            PlayKind::Allocator => |event| matches!(event, Event::AllocatorTuning { .. }),
+        };
         let folder = tempfile::tempdir().unwrap();
         let left = study(&varying(), &mut machine(folder.path()), None, leaves_at);
         assert_eq!(left.result.end, End::Interrupted);

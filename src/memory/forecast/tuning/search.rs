@@ -19,7 +19,7 @@ const BEST_CUTS: usize = 2;
 /// Finds the best settings for a run.
 pub fn tune(task: &Task<'_>, observer: &dyn Observer) -> Result<Tuning, TuneError> {
     let mut search = Search { task, observer, tried: Vec::new(), margin_bytes: 0, hopeless: None };
-    search.run(Stage::Baseline, vec![task.baseline.clone()])?;
+    search.run(Stage::Baseline, std::slice::from_ref(&task.baseline))?;
     let Some(baseline) = search.tried.first() else { return Err(TuneError::Interrupted) };
     search.margin_bytes = margin_bytes(task, baseline);
     if baseline.ending == Ending::OutOfMemory {
@@ -31,7 +31,7 @@ pub fn tune(task: &Task<'_>, observer: &dyn Observer) -> Result<Tuning, TuneErro
     if !search.is_settled() {
         match task.reach {
             Reach::Listed(listed) => {
-                search.run(Stage::Listed, distinct(listed.iter().cloned(), &[&task.baseline]))?;
+                search.run(Stage::Listed, &distinct(listed.iter().cloned(), &[&task.baseline]))?;
             }
             Reach::Settings | Reach::SettingsAndReleases => search.run_made_up()?,
         }
@@ -64,14 +64,14 @@ impl Search<'_> {
     /// As many of the candidates of a stage as there is room for.
     fn run_some(&mut self, stage: Stage, mut candidates: Vec<Candidate>) -> Result<(), TuneError> {
         candidates.truncate(MAX_PLAYS.saturating_sub(self.tried.len()));
-        self.run(stage, candidates)
+        self.run(stage, &candidates)
     }
 
     /// Plays the candidates of a stage side by side.
-    fn run(&mut self, stage: Stage, candidates: Vec<Candidate>) -> Result<(), TuneError> {
+    fn run(&mut self, stage: Stage, candidates: &[Candidate]) -> Result<(), TuneError> {
         self.observer.begin(stage.name(), u64::from(self.task.steps) * candidates.len() as u64);
         let bound_bytes = bound_bytes(&self.tried, self.margin_bytes);
-        let tried = in_parallel(&candidates, |candidate| self.play(stage, candidate, bound_bytes))?;
+        let tried = in_parallel(candidates, |candidate| self.play(stage, candidate, bound_bytes))?;
         self.tried.extend(tried);
         Ok(())
     }

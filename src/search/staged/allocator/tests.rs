@@ -106,7 +106,7 @@ fn a_run_that_is_not_forecast_exactly_is_searched_too_and_says_so() {
     let machine = wasteful();
     let activations = machine.activations.iter().copied().chain([1001]).collect();
     let weights = machine.weights.iter().copied().chain([512]).collect();
-    let (played, history) = search(&Machine { activations, weights, ..machine });
+    let (played, history) = search(&Machine { weights, activations, ..machine });
     let expected = [(Purpose::Allocator, 16, true), (Purpose::Soak, 16, true), (Purpose::Soak, 16, false)];
     assert_eq!(last(&played, 3), expected, "{:?}", played.sizes());
     let own = Point { alloc_conf: None, ..answer(&played).clone() };
