@@ -81,14 +81,14 @@ pub struct Task<'a> {
     pub steps: u32,
     /// What the run is held to beside the limit: a setting under which it breaks these is taken only where none keeps them.
     pub terms: Option<Terms>,
-    /// What may be changed.
+    /// What may be tried.
     pub reach: Reach<'a>,
 }
 
-/// What a search may change.
+/// What a search may try.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Reach<'a> {
-    /// To one of these.
+    /// These settings.
     Listed(&'a [Candidate]),
     /// Settings alone, which a launch can bring with it.
     Settings,
