@@ -58,18 +58,11 @@ fn weight(outcome: &Outcome) -> u8 {
 
 /// The worst rank's outcome and which that is. A rank that was ended because of another one has none of its own.
 fn outcome(parts: &[Part], cancelled: CancelledBy) -> (Outcome, Option<usize>) {
-    let mut worst = (0, &Outcome::Completed);
-    for (rank, part) in parts.iter().enumerate() {
-        if weight(&part.record.outcome) > weight(worst.1) {
-            worst = (rank, &part.record.outcome);
-        }
-    }
-    let (rank, outcome) = worst;
-    let lost = || parts.iter().find_map(|part| part.lost);
+    let (rank, outcome) = worst(parts);
     match outcome {
         Outcome::Completed => (Outcome::Completed, None),
         Outcome::Cancelled if cancelled == CancelledBy::Driver => (Outcome::Cancelled, None),
-        Outcome::Cancelled => match lost() {
+        Outcome::Cancelled => match lost(parts) {
             Some(LostPeer { rank, seconds: Some(seconds) }) => (Outcome::TimedOut { seconds }, Some(rank)),
             lost => {
                 let log = "the group of replicas ended without a reason".to_owned();
@@ -80,11 +73,36 @@ fn outcome(parts: &[Part], cancelled: CancelledBy) -> (Outcome, Option<usize>) {
         Outcome::TimedOut { seconds } => {
             let alone =
                 parts.iter().filter(|part| matches!(part.record.outcome, Outcome::TimedOut { .. })).count() == 1;
-            let known = lost().filter(|lost| lost.seconds.is_some()).map(|lost| lost.rank);
+            let known = lost(parts).filter(|lost| lost.seconds.is_some()).map(|lost| lost.rank);
             (Outcome::TimedOut { seconds: *seconds }, known.or(alone.then_some(rank)))
         }
         other => (other.clone(), Some(rank)),
     }
+}
+
+/// The worst end; of equal ones the first.
+fn worst(parts: &[Part]) -> (usize, &Outcome) {
+    // The last of equal ones is the greatest, so they are walked from their end.
+    let worst = parts.iter().map(own).enumerate().rev().max_by_key(|(_, outcome)| weight(outcome));
+    worst.unwrap_or((0, &Outcome::Completed))
+}
+
+/// How a rank ended by itself. One that had lost another did not begin it, whatever became of it then, unless it ran out of
+/// memory.
+fn own(part: &Part) -> &Outcome {
+    match &part.record.outcome {
+        outcome @ (Outcome::Completed | Outcome::OutOfMemory { .. }) => outcome,
+        _ if part.lost.is_some() => &Outcome::Cancelled,
+        outcome => outcome,
+    }
+}
+
+/// The rank that was lost: one that lost nobody itself rather than one that passed on the news, and one that was waited
+/// for rather than one that then left.
+fn lost(parts: &[Part]) -> Option<LostPeer> {
+    let has_lost = |rank: usize| parts.get(rank).is_some_and(|part| part.lost.is_some());
+    let lost = parts.iter().rev().filter_map(|part| part.lost);
+    lost.max_by_key(|lost| (!has_lost(lost.rank), lost.seconds.is_some()))
 }
 
 /// The samples that all ranks took, as many as every rank has.

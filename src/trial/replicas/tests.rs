@@ -62,6 +62,22 @@ fn the_outcome_is_that_of_the_rank_that_began_it() {
 }
 
 #[test]
+fn a_rank_that_lost_another_is_not_the_one_to_blame_whatever_became_of_it_then() {
+    let ended = |parts| ending(parts, CancelledBy::Group);
+    let lost = |rank, outcome| Part { lost: Some(LostPeer { rank, seconds: None }), ..part(outcome) };
+    let failed = Outcome::Failed { message: "no such file".to_owned() };
+    // It crashed on its way out, which weighs more than a failure.
+    assert_eq!(ended(vec![lost(1, crashed()), part(failed.clone())]), (failed, Some(1)));
+    // Rank 0 lost rank 2 and told rank 1, which had lost rank 0 by then. Nobody knows what became of rank 2.
+    let parts = vec![lost(2, crashed()), bereft(0, None), part(Outcome::Cancelled)];
+    assert!(matches!(ended(parts), (Outcome::Crashed { signal: None, .. }, Some(2))));
+    let parts = vec![bereft(1, None), bereft(2, Some(4.0)), part(Outcome::Cancelled)];
+    assert_eq!(ended(parts), (Outcome::TimedOut { seconds: 4.0 }, Some(2)));
+    // A request that is not met is nobody else's doing.
+    assert_eq!(ended(vec![part(crashed()), lost(0, out_of_memory())]), (out_of_memory(), Some(1)));
+}
+
+#[test]
 fn a_rank_that_hangs_is_named_by_those_that_wait_for_it() {
     let timed_out = |seconds| Outcome::TimedOut { seconds };
     // Rank 1 was ended by the driver once the others had given it up.
