@@ -636,7 +636,7 @@ fn a_worker_that_cannot_start_is_an_error_that_says_why() {
         error.to_string()
     };
     let version = start("speaks_another_version");
-    assert!(version.contains("protocol 99") && version.contains("expected 3"), "{version}");
+    assert!(version.contains("protocol 99") && version.contains("expected 4"), "{version}");
     assert!(!version.contains('\u{1b}'), "{version:?}");
     assert!(start("never_says_hello").contains("said nothing for 0 s"));
     let died = start("dies_at_the_start");

@@ -5,15 +5,15 @@ use std::collections::BTreeSet;
 use crate::memory::MemorySample;
 use crate::memory::fragmentation::against_need;
 use crate::trial::outcome::{Measurement, Outcome, StepTimes, TrialRecord};
-use crate::trial::process::LostPeer;
+use crate::trial::process::{LostPeer, Peers};
 use crate::trial::worst_rank;
 
 /// What one rank has to tell of a trial.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) record: TrialRecord,
-    /// The rank that it lost.
-    pub(super) lost: Option<LostPeer>,
+    /// What it said of the others.
+    pub(super) peers: Peers,
 }
 
 /// Who asked for the end of a trial, where it was cancelled.
@@ -74,7 +74,7 @@ fn outcome(parts: &[Part], cancelled: CancelledBy) -> (Outcome, Option<usize>) {
             let alone =
                 parts.iter().filter(|part| matches!(part.record.outcome, Outcome::TimedOut { .. })).count() == 1;
             let known = lost(parts).filter(|lost| lost.seconds.is_some()).map(|lost| lost.rank);
-            (Outcome::TimedOut { seconds: *seconds }, known.or(alone.then_some(rank)))
+            (Outcome::TimedOut { seconds: *seconds }, known.or_else(|| behind(parts)).or(alone.then_some(rank)))
         }
         other => (other.clone(), Some(rank)),
     }
@@ -92,16 +92,24 @@ fn worst(parts: &[Part]) -> (usize, &Outcome) {
 fn own(part: &Part) -> &Outcome {
     match &part.record.outcome {
         outcome @ (Outcome::Completed | Outcome::OutOfMemory { .. }) => outcome,
-        _ if part.lost.is_some() => &Outcome::Cancelled,
+        _ if part.peers.lost.is_some() => &Outcome::Cancelled,
         outcome => outcome,
     }
+}
+
+/// The rank that has not come to the exchange that all others wait in, where it is one alone.
+fn behind(parts: &[Part]) -> Option<usize> {
+    let entered = || parts.iter().map(|part| part.peers.entered);
+    let (least, most) = (entered().min()?, entered().max()?);
+    let is_alone = least < most && entered().filter(|entered| *entered == least).count() == 1;
+    entered().position(|entered| entered == least).filter(|_| is_alone)
 }
 
 /// The rank that was lost: one that lost nobody itself rather than one that passed on the news, and one that was waited
 /// for rather than one that then left.
 fn lost(parts: &[Part]) -> Option<LostPeer> {
-    let has_lost = |rank: usize| parts.get(rank).is_some_and(|part| part.lost.is_some());
-    let lost = parts.iter().rev().filter_map(|part| part.lost);
+    let has_lost = |rank: usize| parts.get(rank).is_some_and(|part| part.peers.lost.is_some());
+    let lost = parts.iter().rev().filter_map(|part| part.peers.lost);
     lost.max_by_key(|lost| (!has_lost(lost.rank), lost.seconds.is_some()))
 }
 
