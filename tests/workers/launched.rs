@@ -261,6 +261,11 @@ pub(crate) fn replicas_on_two_machines_hear_each_other_and_who_is_gone() {
     let mut run = |id| group.run(&spec(id, Purpose::Ladder), &mut |_| {}).unwrap();
     assert!(run(2).completed() && run(4).completed());
     let record = run(5);
+    let [first, second] = &record.ranks[..] else { panic!("{record:?}") };
+    assert!(
+        first.node != second.node && record.worker.as_ref() == Some(first),
+        "each is on its own machine: {record:?}"
+    );
     assert!(crashed_by(&record.outcome, 9) && record.rank == Some(0), "{record:?}");
     assert!(run(6).completed(), "a new group goes on");
     drop(group);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::memory::MemorySample;
 use crate::memory::fragmentation::against_need;
+use crate::trial::launcher::WorkerFacts;
 use crate::trial::outcome::{Measurement, Outcome, StepTimes, TrialRecord};
 use crate::trial::process::{LostPeer, Peers};
 use crate::trial::worst_rank;
@@ -32,12 +33,14 @@ pub(super) fn merge(parts: Vec<Part>, cancelled: CancelledBy) -> Option<TrialRec
     let measurements: Vec<&Measurement> = parts.iter().filter_map(|part| part.record.measurement.as_ref()).collect();
     let measurement =
         if measurements.len() == parts.len() { worst_rank::measurement(&measurements, parts.len()) } else { None };
+    let ranks: Vec<WorkerFacts> = parts.iter().filter_map(|part| part.record.worker.clone()).collect();
+    let ranks = if ranks.len() == parts.len() { ranks } else { Vec::new() };
     let mut known = BTreeSet::new();
     let mut warnings: Vec<String> = parts.iter().flat_map(|part| part.record.warnings.clone()).collect();
     warnings.retain(|warning| known.insert(warning.clone()));
     let first = parts.into_iter().next()?.record;
     let measurement = measurement.filter(|_| outcome == Outcome::Completed);
-    Some(TrialRecord { outcome, rank, measurement, samples, warnings, ..first })
+    Some(TrialRecord { outcome, rank, measurement, samples, warnings, ranks, ..first })
 }
 
 /// How bad an end is: what says most of why a trial ended comes last.

@@ -176,6 +176,34 @@ fn speed_is_the_slowest_rank_s_times_all_and_memory_the_largest() {
 }
 
 #[test]
+fn every_rank_s_place_is_kept_and_the_first_one_is_the_trial_s() {
+    let on = |node: &str| {
+        let worker = crate::trial::launcher::WorkerFacts {
+            node: node.to_owned(),
+            device: "cuda:0".to_owned(),
+            name: "A card".to_owned(),
+            uuid: None,
+            driver: None,
+            slurm_job_id: Some("7".to_owned()),
+            slurm_step_id: None,
+        };
+        let record = TrialRecord { worker: Some(worker), ..part(Outcome::Completed).record };
+        Part { record, peers: Peers::default() }
+    };
+    let record = merge(vec![on("n1"), on("n2")], CancelledBy::Group).unwrap();
+    assert_eq!(record.ranks.iter().map(|rank| rank.node.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
+    assert_eq!(record.worker.as_ref(), record.ranks.first());
+    let written = serde_json::to_string(&record).unwrap();
+    assert_eq!(serde_json::from_str::<TrialRecord>(&written).unwrap(), record);
+    // An earlier version said nothing of it.
+    let one_unknown = merge(vec![on("n1"), part(Outcome::Completed)], CancelledBy::Group).unwrap();
+    assert_eq!(one_unknown.ranks, []);
+    let written = serde_json::to_string(&one_unknown).unwrap();
+    assert!(!written.contains("ranks"));
+    assert_eq!(serde_json::from_str::<TrialRecord>(&written).unwrap(), one_unknown);
+}
+
+#[test]
 fn a_trial_that_ended_early_keeps_the_samples_that_there_are() {
     let mut first = part(out_of_memory());
     first.record.samples = vec![sample(2, 5, 9)];
