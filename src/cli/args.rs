@@ -29,7 +29,8 @@ Examples:
     eval \"$tune_env\"
 
 Exit codes: 0 safe, 2 usage or configuration, 3 no safe configuration, 4 device unavailable,
-5 budget ended first, 6 the workload fails whatever the size, 130 interrupted, 1 a bug.";
+5 the budget ended first, or a rank was never seen, 6 the workload fails whatever the size,
+130 interrupted, 1 a bug.";
 
 /// The examples under `tune forecast --help`.
 const FORECAST_EXAMPLES: &str = "\
