@@ -21,7 +21,9 @@ use batchtune::trial::{Executor, ExecutorError, Observation, Outcome, Purpose, W
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getsid};
 
-use super::{REAL_WORKER, Stage, crashed_by, impatient, protocol_error, spec, start, workload};
+use crate::real::{REAL_WORKER, start};
+use crate::stage::{Stage, crashed_by, impatient, protocol_error};
+use crate::toy::{spec, workload};
 
 /// Names this program as what becomes the launcher.
 pub(crate) const LAUNCH: &str = "launch";
