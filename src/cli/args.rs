@@ -159,7 +159,7 @@ pub(super) struct SearchArgs {
     /// Where to write the recommendation
     #[arg(long, value_name = "FILE", default_value = "recommendation.yaml")]
     pub(super) output: PathBuf,
-    /// Where to keep the journal [default: .tune/<name>]
+    /// Where to keep the journal [default: .tune/NAME]
     #[arg(long, value_name = "DIR")]
     pub(super) study: Option<PathBuf>,
     /// Show which trials would run, and run none
@@ -325,7 +325,7 @@ pub(super) struct InspectArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct ReportArgs {
-    /// Study directories, such as .tune/<name>; two are set side by side
+    /// Study directories, such as .tune/NAME; two are set side by side
     #[arg(required = true, num_args = 1..=2, value_name = "DIR")]
     pub(super) studies: Vec<PathBuf>,
     /// Where to write the page; - is standard output [default: report.html in DIR, comparison.html for two]

@@ -2,7 +2,7 @@
 //!
 //! One rank runs out of memory, and the others lose their connection to it and say so; one is killed, and the launcher
 //! ends the rest. What is wanted is the first cause. All of this comes within milliseconds, and is seen by looks that may
-//! be late: of an end it is known that it came after one look and before another ([`Span`](super::rank::Span)), and no
+//! be late: of an end it is known that it came after one look and before another ([`Span`]), and no
 //! more. So ends are weighed:
 //!
 //! | end | since |

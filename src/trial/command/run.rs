@@ -21,7 +21,7 @@
 //! # Several ranks
 //! The run has completed when every rank that reports has. The first other end of any of them ends the run: the others
 //! wait for it in a collective operation, and would for as long as that may take. They are heard for a moment longer
-//! ([`AFTERMATH`]), since what one rank died of shows in another as a lost connection; [`blame`](super::blame) says whose
+//! ([`AFTERMATH`]), since what one rank died of shows in another as a lost connection; [`blame`] says whose
 //! end is the run's.
 
 use std::time::{Duration, Instant};
