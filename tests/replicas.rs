@@ -48,6 +48,7 @@ const TESTS: &[Test] = tests![
     a_rank_that_goes_wrong_ends_the_trial_for_all_and_is_named,
     a_rank_that_goes_wrong_beside_an_exchange_ends_the_trial_for_all_and_is_named,
     a_rank_that_hangs_is_named_in_time,
+    a_rank_that_hangs_is_named_where_the_others_come_too_late_to_give_it_up,
     a_rank_that_never_comes_ends_the_start,
     the_user_stops_all_ranks,
     a_study_of_two_replicas_meets_its_target,
@@ -263,6 +264,20 @@ fn a_rank_that_hangs_is_named_in_time() {
         assert_eq!(record.outcome, Outcome::Completed);
         drop(group);
         assert_eq!(children(), 0);
+    }
+}
+
+fn a_rank_that_hangs_is_named_where_the_others_come_too_late_to_give_it_up() {
+    for (rank, world) in [(1, 3), (0, 2)] {
+        let mut stage = Stage::new(Some(("hangs", rank)));
+        // The others work for half of what the driver waits for each, and would wait for nearly all of it again.
+        stage.config.workload.model.options.insert("work_ms".to_owned(), 1000.into());
+        stage.config.patience.step = Duration::from_secs(2);
+        stage.config.patience.build = Duration::from_secs(2);
+        let mut group = stage.group(world);
+        let (record, losses) = run(&mut group, &spec(1, FATAL_BATCH, 1));
+        assert_eq!(record.outcome, Outcome::TimedOut { seconds: 2.0 });
+        assert_eq!((record.rank, losses.len()), (Some(rank), 3));
     }
 }
 

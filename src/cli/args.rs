@@ -29,7 +29,8 @@ Examples:
     eval \"$tune_env\"
 
 Exit codes: 0 safe, 2 usage or configuration, 3 no safe configuration, 4 device unavailable,
-5 budget ended first, 6 the workload fails whatever the size, 130 interrupted, 1 a bug.";
+5 the budget ended first, or a rank was never seen, 6 the workload fails whatever the size,
+130 interrupted, 1 a bug.";
 
 /// The examples under `tune forecast --help`.
 const FORECAST_EXAMPLES: &str = "\
@@ -158,7 +159,7 @@ pub(super) struct SearchArgs {
     /// Where to write the recommendation
     #[arg(long, value_name = "FILE", default_value = "recommendation.yaml")]
     pub(super) output: PathBuf,
-    /// Where to keep the journal [default: .tune/<name>]
+    /// Where to keep the journal [default: .tune/NAME]
     #[arg(long, value_name = "DIR")]
     pub(super) study: Option<PathBuf>,
     /// Show which trials would run, and run none
@@ -324,7 +325,7 @@ pub(super) struct InspectArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct ReportArgs {
-    /// Study directories, such as .tune/<name>; two are set side by side
+    /// Study directories, such as .tune/NAME; two are set side by side
     #[arg(required = true, num_args = 1..=2, value_name = "DIR")]
     pub(super) studies: Vec<PathBuf>,
     /// Where to write the page; - is standard output [default: report.html in DIR, comparison.html for two]

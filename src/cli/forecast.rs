@@ -10,6 +10,7 @@ use crate::memory::Event;
 use crate::memory::forecast::{Conditions, Forecaster, MIN_BATCH_SIZE, Probe, Report, Request};
 use crate::memory::policy::native::Native;
 use crate::memory::policy::{AllocConf, Backend, Policy};
+use crate::memory::trace::MAX_EVENTS;
 use crate::units::Bytes;
 
 /// Why recordings are not forecast from.
@@ -47,6 +48,12 @@ pub enum ForecastInputError {
         /// The other.
         second: usize,
     },
+    /// More than is held in memory.
+    #[error("the recordings have more than {limit} events together (hint: record fewer steps; a handful tells all)")]
+    TooLong {
+        /// The most events.
+        limit: usize,
+    },
     /// There is no model of the allocator.
     #[error("there is no model of the allocator `{0}` (hint: leave `backend` out of `--conf`)")]
     Backend(&'static str),
@@ -66,17 +73,9 @@ pub(super) fn run(args: &ForecastArgs) -> Result<u8, Error> {
     if args.is_whole_run() {
         return long_run(args);
     }
-    let mut recordings: Vec<(usize, Vec<Event>)> = Vec::with_capacity(args.files.len());
-    let mut own = AllocConf::default();
-    for (file, batch_size) in args.files.iter().zip(&args.batches) {
-        let trace = input::recording(file)?.into_trace();
-        own = trace.conf;
-        // Memory that no batch changes would be forecast as enough for every batch.
-        if let Some((first, _)) = recordings.iter().find(|(_, events)| *events == trace.events) {
-            return Err(ForecastInputError::Same { first: *first, second: *batch_size }.into());
-        }
-        recordings.push((*batch_size, trace.events));
-    }
+    let (recordings, own) = read(args)?;
+    recordings.check_distinct()?;
+    let recordings = recordings.of_batches;
     let conf = match args.conf.as_slice() {
         [] => own,
         [text] => text.parse::<AllocConf>()?,
@@ -102,19 +101,58 @@ pub(super) fn run(args: &ForecastArgs) -> Result<u8, Error> {
 
 /// The forecast of a long run, under the recordings' own setting or those that were asked for.
 fn long_run(args: &ForecastArgs) -> Result<u8, Error> {
-    let mut recordings = Vec::with_capacity(args.files.len());
-    let mut own = AllocConf::default();
-    for (file, batch_size) in args.files.iter().zip(&args.batches) {
-        let trace = input::recording(file)?.into_trace();
-        own = trace.conf;
-        recordings.push((*batch_size, trace.events));
-    }
+    let (recordings, own) = read(args)?;
     let asked = args.conf.iter().map(|text| Ok((text.clone(), text.parse::<AllocConf>()?)));
     let mut confs: Vec<(String, AllocConf)> = asked.collect::<Result<_, Error>>()?;
     if confs.is_empty() {
         confs.push((String::new(), own));
     }
-    long_run::run(args, &recordings, &confs)
+    long_run::run(args, &recordings.of_batches, &confs)
+}
+
+/// The recordings, and the settings of the last one.
+fn read(args: &ForecastArgs) -> Result<(Recordings, AllocConf), Error> {
+    let mut recordings = Recordings::within(MAX_EVENTS);
+    let mut own = AllocConf::default();
+    for (file, batch_size) in args.files.iter().zip(&args.batches) {
+        let trace = input::recording(file)?.into_trace();
+        own = trace.conf;
+        recordings.add(*batch_size, trace.events)?;
+    }
+    Ok((recordings, own))
+}
+
+/// The events of every recording, which are all in memory at once.
+#[derive(Debug)]
+struct Recordings {
+    of_batches: Vec<(usize, Vec<Event>)>,
+    /// Events that there is room for.
+    left: usize,
+    limit: usize,
+}
+
+impl Recordings {
+    fn within(limit: usize) -> Self {
+        Self { of_batches: Vec::new(), left: limit, limit }
+    }
+
+    fn add(&mut self, batch_size: usize, events: Vec<Event>) -> Result<(), ForecastInputError> {
+        let left = self.left.checked_sub(events.len());
+        self.left = left.ok_or(ForecastInputError::TooLong { limit: self.limit })?;
+        self.of_batches.push((batch_size, events));
+        Ok(())
+    }
+
+    /// Memory that no batch changes would be forecast as enough for every batch.
+    fn check_distinct(&self) -> Result<(), ForecastInputError> {
+        for (index, (batch_size, events)) in self.of_batches.iter().enumerate() {
+            let mut before = self.of_batches.iter().take(index);
+            if let Some((first, _)) = before.find(|(_, known)| known == events) {
+                return Err(ForecastInputError::Same { first: *first, second: *batch_size });
+            }
+        }
+        Ok(())
+    }
 }
 
 fn check_batches(args: &ForecastArgs) -> Result<(), ForecastInputError> {
@@ -182,4 +220,33 @@ fn table(report: &Report, limit: Option<Bytes>) -> String {
 /// A size for people; there are some beyond every count.
 fn size(bytes: u64) -> String {
     if bytes == u64::MAX { "over 16 EiB".to_owned() } else { Bytes(bytes).to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Ordinal, Stream};
+
+    fn events(count: usize) -> Vec<Event> {
+        (0..count as u64).map(|number| Event::Alloc { ordinal: Ordinal(number), bytes: 8, stream: Stream(0) }).collect()
+    }
+
+    #[test]
+    fn recordings_are_held_up_to_a_bound_for_all_of_them() {
+        let mut recordings = Recordings::within(5);
+        recordings.add(2, events(2)).unwrap();
+        recordings.add(3, events(3)).unwrap();
+        assert!(matches!(recordings.add(4, events(1)), Err(ForecastInputError::TooLong { limit: 5 })));
+        assert_eq!(recordings.of_batches.len(), 2);
+    }
+
+    #[test]
+    fn a_recording_of_two_batches_is_none_of_either() {
+        let mut recordings = Recordings::within(9);
+        recordings.add(2, events(2)).unwrap();
+        recordings.add(3, events(3)).unwrap();
+        assert!(recordings.check_distinct().is_ok());
+        recordings.add(4, events(2)).unwrap();
+        assert!(matches!(recordings.check_distinct(), Err(ForecastInputError::Same { first: 2, second: 4 })));
+    }
 }

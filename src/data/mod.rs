@@ -3,7 +3,7 @@
 //! A [`Dataset`] is a length and one sample by index. The [`loader`] collates samples into [`HostBatch`]es on worker
 //! threads, in an [`order`] that depends on the seed alone; [`rules`] say what a batch may be like (its last one, its
 //! bad samples, its [`lengths`]), and [`run_shapes`] foretells the shapes of a whole run. The training thread turns a host batch into a [`Batch`] of tensors on its device.
-//! Samples for the evaluation pass are kept apart: see [`held_out`]. [`throughput`] is the loader without a device.
+//! Samples for the evaluation pass are kept apart: see [`held_out`]. [`throughput()`] is the loader without a device.
 //!
 //! # To add a dataset
 //! Create `data/<kind>.rs` with a type that implements [`Dataset`], add one variant to [`SourceKind`] and one line

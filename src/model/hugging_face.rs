@@ -2,7 +2,7 @@
 //!
 //! Only what a family needs is read, and keys that nobody asked for are ignored, as there are dozens of them. A key that
 //! asks for another computation than the family's (another activation, biases, a rope of another kind) is refused: the
-//! weights would load and mean something else. The file is a stranger's, and [`file`] reads it.
+//! weights would load and mean something else. The file is a stranger's, and [`mod@file`] reads it.
 
 use std::path::Path;
 

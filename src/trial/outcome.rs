@@ -261,6 +261,10 @@ pub struct TrialRecord {
     /// Where it ran; absent where the tuner does not know (a program of the user's own, an earlier version's journal).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<WorkerFacts>,
+    /// Where each of several replicas ran, in their order; the first is `worker`. Empty where there is one alone, or where
+    /// the tuner does not know of all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<WorkerFacts>,
     /// What is forecast of the whole run, in a soak. It is part of the record so that a rule can read it, and so that a
     /// resumed study need not play the run again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -280,6 +284,7 @@ impl TrialRecord {
             outlook: None,
             seconds: 0.0,
             worker: None,
+            ranks: Vec::new(),
         }
     }
 

@@ -43,7 +43,7 @@ use crate::device::collective::Replica;
 use crate::memory::MemorySample;
 
 /// The protocol's version; both sides must speak the same.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// The lease of a worker that was not told another.
 pub const LEASE: Duration = Duration::from_secs(60);
@@ -163,6 +163,14 @@ pub enum FromWorker {
         rank: usize,
         /// How long it was waited for; `None` where it ended or left.
         seconds: Option<f64>,
+    },
+    /// How far this worker has come in what all replicas do together. Said where it stays there for a moment: then it waits for
+    /// another one there, or works on what comes next, or hangs.
+    Entered {
+        /// The trial.
+        trial: TrialId,
+        /// Exchanges that it has come to since the replicas met.
+        exchanges: u64,
     },
     /// This worker has something for another replica.
     Relay {

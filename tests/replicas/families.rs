@@ -30,7 +30,9 @@ impl Family for Faulty {
     fn build(&self, context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError> {
         let (mut parameters, fault) = (parameters(context), fault(context));
         let weight = parameters.create("weight", &[8, 4], Init::Normal(0.5))?;
-        Ok(Box::new(Net { parameters, weight, fault, steps: AtomicU32::new(0) }))
+        let work_ms = context.spec.options.get("work_ms").and_then(serde_json::Value::as_u64).unwrap_or(0);
+        let work = Duration::from_millis(work_ms);
+        Ok(Box::new(Net { parameters, weight, fault, work, steps: AtomicU32::new(0) }))
     }
 }
 
@@ -70,6 +72,8 @@ struct Net {
     parameters: Parameters,
     weight: Tensor,
     fault: Option<String>,
+    /// What the fatal step takes where nothing is wrong.
+    work: Duration,
     steps: AtomicU32,
 }
 
@@ -83,6 +87,9 @@ impl Workload for Net {
         let loss = candle_nn::loss::cross_entropy(&batch.input.matmul(&self.weight)?, &batch.target)?; // []
         let fault = self.fault.as_deref().filter(|_| is_fatal);
         strike(fault, batch.input.device())?;
+        if is_fatal {
+            std::thread::sleep(self.work);
+        }
         if fault == Some("diverges") { loss * f64::NAN } else { Ok(loss) }
     }
 }

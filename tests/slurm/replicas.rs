@@ -54,6 +54,9 @@ pub(crate) fn a_rank_whose_job_is_cancelled_ends_the_trial_of_all() {
     let (lost, others): (Vec<_>, Vec<_>) = records.iter().partition(|record| !record.completed());
     let [lost] = &lost[..] else { panic!("{lost:?}") };
     assert!(matches!(lost.outcome, Outcome::Crashed { signal: Some(9 | 15), .. }), "{:?}", lost.outcome);
+    assert!(records.iter().all(|record| record.ranks.len() == 2 && record.worker.as_ref() == record.ranks.first()));
+    let jobs_of_ranks: Vec<_> = lost.ranks.iter().filter_map(|rank| rank.slurm_job_id.as_ref()).collect();
+    assert!(jobs.iter().all(|job| jobs_of_ranks.contains(&job)), "{jobs_of_ranks:?}");
     // The record's worker is that of rank 0.
     let job_of = |record: &batchtune::trial::TrialRecord| record.worker.clone().unwrap().slurm_job_id.unwrap();
     assert_eq!(lost.rank, Some(usize::from(job_of(lost) != jobs[1])));

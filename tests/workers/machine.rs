@@ -85,6 +85,7 @@ fn measured(spec: &TrialSpec) -> TrialRecord {
         outlook: None,
         seconds: 1.0,
         worker: None,
+        ranks: Vec::new(),
     };
     if let Some(overrun) = player.take_overrun() {
         let outcome = Outcome::OutOfMemory {

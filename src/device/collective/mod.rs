@@ -153,6 +153,10 @@ pub trait Collective: fmt::Debug + Send + Sync {
     /// Replaces the values of each tensor by those of rank 0, under the same conditions.
     fn broadcast(&self, tensors: &[&Tensor]) -> Result<(), CollectiveError>;
 
+    /// Operations that this rank has come to so far. All ranks come to the same ones in one order, so one that has come to
+    /// fewer than another is what that one waits for.
+    fn entered(&self) -> u64;
+
     /// How long an operation waits for another rank from now on.
     fn set_patience(&self, patience: Duration);
 

@@ -32,6 +32,8 @@ pub(super) struct Place {
     failure: Mutex<Option<CollectiveError>>,
     has_left: Arc<AtomicBool>,
     patience_ms: AtomicU64,
+    /// Operations that were begun, by whichever thread.
+    entered: AtomicU64,
 }
 
 /// The connections, and the operation that they are in.
@@ -63,6 +65,7 @@ impl UnixGroup {
             failure: Mutex::new(None),
             has_left,
             patience_ms: AtomicU64::new(0),
+            entered: AtomicU64::new(0),
         });
         let group = Self { begun: Queue::of(&place), place };
         group.set_patience(patience);
@@ -130,6 +133,7 @@ impl Place {
         if let Some(failure) = self.failure_now().clone() {
             return Err(failure);
         }
+        self.entered.fetch_add(1, Ordering::Relaxed);
         wires.number += 1;
         let number = wires.number;
         run(&mut wires, number, self.deadline()).map_err(|error| self.fail(error, &mut wires))
@@ -233,6 +237,10 @@ impl Collective for UnixGroup {
     fn broadcast(&self, tensors: &[&Tensor]) -> Result<(), CollectiveError> {
         self.begun.settle();
         self.place.exchange(tensors, if self.rank() == 0 { Way::Send } else { Way::Take })
+    }
+
+    fn entered(&self) -> u64 {
+        self.place.entered.load(Ordering::Relaxed)
     }
 
     fn set_patience(&self, patience: Duration) {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::event::{Event, Ordinal, Stream};
 use super::policy::{Address, AllocConf};
-use super::trace::{Failure, Obstacle, SegmentAction, SegmentEvent, Trace};
+use super::trace::{Failure, MAX_EVENTS, Obstacle, SegmentAction, SegmentEvent, Trace};
 
 mod of_trace;
 mod pickle;
@@ -130,7 +130,7 @@ pub enum Action {
 impl Snapshot {
     /// Reads a snapshot file's content.
     pub fn read(data: &[u8]) -> Result<Self, SnapshotError> {
-        read::read(data)
+        read::read_within(data, MAX_EVENTS)
     }
 
     /// The frames of a stack, the innermost first.

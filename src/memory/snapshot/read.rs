@@ -33,11 +33,17 @@ pub enum SnapshotError {
     /// The same part is used more than once, which no snapshot does and which could make it as large as it likes.
     #[error("not a memory snapshot: parts of it are used more than once")]
     Shared,
+    /// More than is read.
+    #[error("the snapshot has more than {limit} events (hint: record fewer steps; a handful tells all)")]
+    TooLong {
+        /// The most events that are read, of all devices together.
+        limit: usize,
+    },
 }
 
-pub(super) fn read(data: &[u8]) -> Result<Snapshot, SnapshotError> {
+pub(super) fn read_within(data: &[u8], limit: usize) -> Result<Snapshot, SnapshotError> {
     let (arena, root) = pickle::read(data)?;
-    let mut reader = Reader::new(&arena);
+    let mut reader = Reader::new(&arena, limit);
     let mut snapshot = Snapshot::default();
     if matches!(root, Value::List(_)) {
         snapshot.segments = reader.segments(root)?;
@@ -81,10 +87,13 @@ struct Reader<'a> {
     known_stacks: HashMap<u32, Option<u32>, FastHash>,
     /// Dictionaries turned into blocks, events or segments so far: no more than the file made.
     used: usize,
+    /// The most events that are read, and those so far.
+    limit: usize,
+    events: usize,
 }
 
 impl<'a> Reader<'a> {
-    fn new(arena: &'a Arena) -> Self {
+    fn new(arena: &'a Arena, limit: usize) -> Self {
         let key = |text| arena.key(text);
         let keys = Keys {
             action: key("action"),
@@ -98,7 +107,7 @@ impl<'a> Reader<'a> {
             state: key("state"),
             history: key("history"),
         };
-        Self { arena, keys, stacks: Vec::new(), known_stacks: HashMap::default(), used: 0 }
+        Self { arena, keys, stacks: Vec::new(), known_stacks: HashMap::default(), used: 0, limit, events: 0 }
     }
 
     /// The entries of a dictionary that stands for one thing.
@@ -199,6 +208,10 @@ impl<'a> Reader<'a> {
 
     fn entries_of_device(&mut self, value: Value) -> Result<Vec<Entry>, SnapshotError> {
         let list = self.list(value, "a device's trace")?;
+        self.events = self.events.saturating_add(list.len());
+        if self.events > self.limit {
+            return Err(SnapshotError::TooLong { limit: self.limit });
+        }
         let mut entries = Vec::with_capacity(list.len().min(self.arena.dictionaries()));
         for entry in list {
             entries.push(self.entry(*entry)?);

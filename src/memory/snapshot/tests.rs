@@ -38,6 +38,17 @@ fn what_is_written_reads_back_the_same() {
 }
 
 #[test]
+fn a_snapshot_is_read_up_to_its_bound_over_all_devices() {
+    let mut snapshot = Snapshot::read(&fixture("streams.pickle")).unwrap();
+    let entries = snapshot.traces.swap_remove(0);
+    let count = entries.len();
+    snapshot.traces = vec![entries.clone(), Vec::new(), entries];
+    let file = written(&snapshot);
+    assert_eq!(read::read_within(&file, 2 * count).unwrap().traces, snapshot.traces);
+    assert_eq!(read::read_within(&file, 2 * count - 1).unwrap_err(), SnapshotError::TooLong { limit: 2 * count - 1 });
+}
+
+#[test]
 fn stack_frames_survive_and_are_kept_once() {
     let mut snapshot = Snapshot::read(&fixture("streams.pickle")).unwrap();
     snapshot.texts = vec!["forward".into(), "/home/me/model.py".into(), "x".repeat(300).into()];

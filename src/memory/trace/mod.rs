@@ -11,7 +11,8 @@ use super::policy::{Address, AllocConf};
 pub mod file;
 pub mod rmm;
 
-/// The most events of a recording. In memory each takes some forty bytes, several times over where it is forecast from.
+/// The most events of a recording, whatever its format, and of all recordings that are forecast from together. In memory
+/// each takes some forty bytes, several times over where it is forecast from.
 pub const MAX_EVENTS: usize = 50_000_000;
 
 pub use file::{TraceFileError, TraceHeader, TraceWriter};

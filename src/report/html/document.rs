@@ -3,7 +3,7 @@
 use super::markup::{Html, text};
 
 /// What the page may do: nothing but be styled by what stands in it. Should a stranger's text ever get past
-/// [`text`](super::markup::text), it still runs nothing and loads nothing.
+/// [`text`], it still runs nothing and loads nothing.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 /// The style, for light and dark, narrow and wide, screen and paper.
 const STYLE: &str = include_str!("page.css");

@@ -2,6 +2,7 @@
 
 use super::document::{fact, table};
 use super::markup::{Html, brief, text};
+use super::places;
 use super::study::Study;
 use crate::units::Bytes;
 
@@ -55,6 +56,7 @@ pub(super) fn write(study: &Study<'_>, html: &mut Html) {
         fact(html, "version", &study.header.version);
         fact(html, "configuration", &study.header.config_sha256);
     });
+    places::write(study, html);
     if study.unknown_entries > 0 {
         write!(
             html,

@@ -26,6 +26,7 @@ mod impossible;
 mod loader;
 mod long_run;
 pub mod markup;
+mod places;
 mod recording;
 mod remedies;
 mod scaling;

@@ -8,6 +8,7 @@ use crate::memory::forecast::curve::{Curve, CurvePoint};
 use crate::search::rules;
 use crate::search::rules::testing::{completed, point, safety, sample};
 use crate::trial::journal::{Entry, Header};
+use crate::trial::launcher::WorkerFacts;
 use crate::trial::{Measurement, Outcome, Purpose, TrialId, TrialRecord, TrialSpec};
 use crate::units::{GIB, MIB};
 
@@ -380,4 +381,35 @@ fn forecasts_and_recommendations_that_cannot_be_are_left_out() {
     let page = page(&contents(entries));
     sound(&page);
     assert!(!page.contains("it is nothing"));
+}
+
+#[test]
+fn a_page_says_where_each_rank_of_each_trial_ran_where_that_was_in_several_places() {
+    let on = |node: &str, job: Option<&str>| WorkerFacts {
+        node: node.to_owned(),
+        device: "cuda:0".to_owned(),
+        name: "<A card>".to_owned(),
+        uuid: Some("GPU-1".to_owned()),
+        driver: Some("580".to_owned()),
+        slurm_job_id: job.map(str::to_owned),
+        slurm_step_id: job.map(|_| "0".to_owned()),
+    };
+    let at = |id: u32, ranks: Vec<WorkerFacts>| {
+        ended(TrialRecord { worker: ranks.first().cloned(), ranks, ..trial(id, 4, 1) })
+    };
+    let group = |job: &str| vec![on("n1", Some(job)), on("n2", Some("9"))];
+    let entries = vec![device(), at(1, group("7")), at(2, group("7")), at(3, group("8"))];
+    let of_groups = page(&contents(entries));
+    sound(&of_groups);
+    let card = "<td>cuda:0</td><td>&lt;A card&gt;</td><td>GPU-1</td><td>580</td>";
+    for (trials, rank, node, job) in [("1–2", 0, "n1", "7.0"), ("3", 0, "n1", "8.0"), ("1–3", 1, "n2", "9.0")] {
+        let row = format!("<td>{trials}</td><td class=\"number\">{rank}</td><td>{node}</td>{card}<td>{job}</td>");
+        assert_eq!(of_groups.matches(&row).count(), 1, "{row}");
+    }
+    let alone = |node: &str, job| TrialRecord { worker: Some(on(node, job)), ..trial(1, 4, 1) };
+    let has_table = |records: Vec<TrialRecord>| {
+        page(&contents(records.into_iter().map(ended).collect())).contains("Where the trials ran")
+    };
+    assert!(!has_table(vec![alone("n1", None), alone("n1", None)]), "the environment says it");
+    assert!(has_table(vec![alone("n1", None), alone("n2", None)]) && has_table(vec![alone("n1", Some("7"))]));
 }

@@ -383,6 +383,7 @@ fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
         outlook: None,
         seconds: 0.0,
         worker: None,
+        ranks: Vec::new(),
     }
 }
 

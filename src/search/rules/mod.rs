@@ -284,6 +284,7 @@ pub(crate) mod testing {
             outlook: None,
             seconds: 1.0,
             worker: None,
+            ranks: Vec::new(),
         }
     }
 

@@ -28,15 +28,25 @@ impl RankProcess {
         Some(Self { pid, place: Place::of(pid)? })
     }
 
-    /// How it ended; `None` while it runs. What nobody saw is unknown.
-    pub(super) fn ended(&self) -> Option<Exit> {
-        if self.place.is_of_living(self.pid) {
-            return None;
+    /// What can be seen of it now. How it ended, where nobody saw, is unknown.
+    pub(super) fn look(&self) -> Sight {
+        let now = Place::of(self.pid).filter(|now| now.started == self.place.started);
+        match now {
+            Some(now) if !now.ended && !now.is_leaving => Sight::Runs,
+            Some(now) if !now.ended => Sight::Leaves,
+            Some(_) => Sight::Ended(wait_status(self.pid).map_or(Exit { status: None, signal: None }, exit_of)),
+            None => Sight::Ended(Exit { status: None, signal: None }),
         }
-        let is_same = Place::of(self.pid).is_some_and(|now| now.started == self.place.started);
-        let status = if is_same { wait_status(self.pid) } else { None };
-        Some(status.map_or(Exit { status: None, signal: None }, exit_of))
     }
+}
+
+/// What is seen of a process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Sight {
+    Runs,
+    /// It is being taken apart, which takes a moment where it had a device, and others may have lost it already.
+    Leaves,
+    Ended(Exit),
 }
 
 fn wait_status(pid: u32) -> Option<i32> {
@@ -71,14 +81,14 @@ mod tests {
         let process = RankProcess::of(child.id(), &mut kin).unwrap();
         let by = Instant::now() + Duration::from_secs(20);
         let exit = loop {
-            if let Some(exit) = process.ended() {
+            if let Sight::Ended(exit) = process.look() {
                 break exit;
             }
             assert!(Instant::now() < by);
             std::thread::sleep(Duration::from_millis(2));
         };
         child.wait().unwrap();
-        assert_eq!(process.ended(), Some(Exit { status: None, signal: None }), "it is gone");
+        assert_eq!(process.look(), Sight::Ended(Exit { status: None, signal: None }), "it is gone");
         exit
     }
 

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use super::figures;
-use super::process::RankProcess;
+use super::process::{RankProcess, Sight};
 use super::report::{Chunk, EndLine, EndOutcome, Hello, Line, MarkLine, PROTOCOL, Reader, StepLine};
 use super::run::Terms;
 use crate::text::harmless;
@@ -70,23 +70,64 @@ pub(super) enum Over {
     Died(Exit),
 }
 
+/// When something happened, as far as looks from time to time tell: not before the one instant, not after the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub(super) first: Instant,
+    pub(super) last: Instant,
+}
+
+impl Span {
+    /// Whether it was over when the other began, whenever in their spans the two happened.
+    pub(super) fn precedes(self, other: Self) -> bool {
+        self.last <= other.first && self.first < other.last
+    }
+}
+
+/// A rank's end.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) over: Over,
+    /// When others may have lost it.
+    pub(super) when: Span,
+    /// The same, if it went with its process. A program may take its connections down long before that.
+    pub(super) likely: Span,
+}
+
+impl Ended {
+    fn of(over: Over, when: Span) -> Self {
+        Self { over, when, likely: when }
+    }
+
+    /// Of one that ended without a word, its process within `likely`, and wrote its last line after `spoke`.
+    fn died(exit: Exit, spoke: Instant, likely: Span) -> Self {
+        // A signal comes from outside, and nothing of the program's runs after it.
+        let first = if exit.signal.is_some() { likely.first } else { spoke.min(likely.first) };
+        Self { over: Over::Died(exit), when: Span { first, ..likely }, likely }
+    }
+}
+
 /// A rank while it is followed.
 #[derive(Debug)]
 pub(super) struct Rank<'a> {
     pub(super) terms: &'a Terms<'a>,
     reader: Reader,
     pub(super) told: Told,
-    /// The first word for its end, which is the last that counts, and when it came.
-    pub(super) over: Option<(Over, Instant)>,
+    /// The first word for its end, which is the last that counts.
+    pub(super) ended: Option<Ended>,
     begun: Instant,
     heard: Instant,
+    /// What its report holds and was not read was written after this.
+    read_up: Instant,
+    /// It wrote its last line after this.
+    spoke: Instant,
     /// The times of all steps together.
     told_ms: f64,
     process: Option<RankProcess>,
-    /// When it was last seen to run, or nobody looked.
+    /// How that ended, and when.
+    exit: Option<(Exit, Span)>,
+    /// When it was last known to run.
     alive: Instant,
-    /// How it ended.
-    ended: Option<Exit>,
 }
 
 impl<'a> Rank<'a> {
@@ -96,58 +137,72 @@ impl<'a> Rank<'a> {
             terms,
             reader,
             told,
-            over: None,
+            ended: None,
             begun,
             heard: begun,
+            read_up: begun,
+            spoke: begun,
             told_ms: 0.0,
             process: None,
+            exit: None,
             alive: begun,
-            ended: None,
         }
     }
 
-    /// Looks at its process at the moment `now`. That comes before its report is looked at, so that the last words of one that has ended are
-    /// read.
+    /// Looks at its process at the moment `now`. That comes before its report is looked at, so that the last words of one
+    /// that has ended are read.
     pub(super) fn look_at_process(&mut self, now: Instant) {
-        if self.ended.is_none() && self.over.is_none() {
-            self.ended = self.process.as_ref().and_then(RankProcess::ended);
-            if self.ended.is_none() {
-                self.alive = now;
-            }
+        let Some(process) = self.process.as_ref().filter(|_| self.exit.is_none() && self.ended.is_none()) else {
+            return;
+        };
+        match process.look() {
+            Sight::Runs => self.alive = now,
+            Sight::Leaves => {}
+            Sight::Ended(exit) => self.exit = Some((exit, Span { first: self.alive, last: Instant::now() })),
         }
     }
 
-    /// Looks at its report at the moment `now`, and gives whether that was all there is. One look takes in so much and no
-    /// more: a report without end must not keep anybody waiting.
-    pub(super) fn look(&mut self, now: Instant, kin: &mut Kin, observe: &mut dyn FnMut(Observation)) -> bool {
-        if self.over.is_some() {
+    /// Looks at its report, and gives whether all there is to know by now is known. One look takes in so much and no more: a
+    /// report without end must not keep anybody waiting.
+    pub(super) fn look(&mut self, kin: &mut Kin, observe: &mut dyn FnMut(Observation)) -> bool {
+        if self.ended.is_some() {
             return true;
         }
-        let Chunk { lines, is_last } = match self.reader.read() {
+        let was_known = self.process.is_some();
+        let now = Instant::now();
+        let read = self.reader.read();
+        let when = Span { first: self.read_up, last: Instant::now() };
+        let Chunk { lines, is_last } = match read {
             Ok(chunk) => chunk,
             Err(error) => {
-                self.over = Some((Over::Spoiled(error.to_string()), now));
+                self.ended = Some(Ended::of(Over::Spoiled(error.to_string()), when));
                 return true;
             }
         };
+        if !lines.is_empty() {
+            self.spoke = when.first;
+        }
         for line in lines {
             if let Err(over) = self.hear(line, kin, observe) {
-                self.over = Some((over, now));
+                self.ended = Some(Ended::of(over, when));
                 return true;
             }
         }
-        if self.is_through() && self.silence() >= AFTER_LAST_STEP {
-            self.over = Some((Over::WentOn, now));
-        } else if let Some(exit) = self.ended.filter(|_| is_last) {
-            // It may have ended as early as that, and what it was of others have lost since.
-            self.over = Some((Over::Died(exit), self.alive));
+        if is_last {
+            self.read_up = now;
         }
-        is_last
+        if self.is_through() && self.silence() >= AFTER_LAST_STEP {
+            self.ended = Some(Ended::of(Over::WentOn, Span { first: now, last: Instant::now() }));
+        } else if let Some((exit, likely)) = self.exit.filter(|_| is_last) {
+            self.ended = Some(Ended::died(exit, self.spoke, likely));
+        }
+        // A process that is known as of now was not looked at yet.
+        is_last && was_known == self.process.is_some()
     }
 
     /// Whether it said anything.
     pub(super) fn is_heard(&self) -> bool {
-        self.told.hello.is_some() || self.over.is_some()
+        self.told.hello.is_some() || self.ended.is_some()
     }
 
     /// How long it has said nothing.
@@ -241,6 +296,8 @@ impl<'a> Rank<'a> {
         }
         if replicas > 1 {
             self.process = hello.pid.and_then(|pid| RankProcess::of(pid, kin));
+            // It wrote this after what was read before.
+            self.alive = self.read_up;
         }
         self.told.hello = Some(hello);
         Ok(())

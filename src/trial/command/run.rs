@@ -21,13 +21,13 @@
 //! # Several ranks
 //! The run has completed when every rank that reports has. The first other end of any of them ends the run: the others
 //! wait for it in a collective operation, and would for as long as that may take. They are heard for a moment longer
-//! ([`AFTERMATH`]), since what one rank died of shows in another as a lost connection; [`blame`](super::blame) says whose
+//! ([`AFTERMATH`]), since what one rank died of shows in another as a lost connection; [`blame`] says whose
 //! end is the run's.
 
 use std::time::{Duration, Instant};
 
 use super::blame::{self, Blame};
-use super::rank::{Over, Rank, Told};
+use super::rank::{Ended, Over, Rank, Told};
 use super::report::{EndOutcome, Reader};
 use crate::trial::executor::{Interrupt, Observation};
 use crate::trial::outcome::Outcome;
@@ -166,15 +166,15 @@ impl Following<'_> {
             for line in std::iter::from_fn(|| running.log_line()).take(LOG_LINES) {
                 observe(Observation::Log(line));
             }
-            // What is seen in one round is of one moment: nobody knows what of it came first.
-            let now = Instant::now();
-            self.ranks.iter_mut().for_each(|rank| rank.look_at_process(now));
-            let (now, mut is_read_up) = (Instant::now(), true);
+            // Of what is seen in one round nobody knows what came first.
+            let began = Instant::now();
+            self.ranks.iter_mut().for_each(|rank| rank.look_at_process(began));
+            let mut is_read_up = true;
             for rank in &mut self.ranks {
-                is_read_up &= rank.look(now, &mut self.kin, observe);
+                is_read_up &= rank.look(&mut self.kin, observe);
             }
             self.shown.show(&self.ranks, observe);
-            if (has_left && is_read_up) || self.is_decided() {
+            if (has_left && is_read_up) || self.is_decided(began) {
                 return Ending::Over;
             }
             if let Some(ending) = self.overdue() {
@@ -183,25 +183,27 @@ impl Following<'_> {
         }
     }
 
-    /// Whether the ranks have said all that there is to hear.
-    fn is_decided(&self) -> bool {
-        let over: Vec<&(Over, Instant)> = self.ranks.iter().filter_map(|rank| rank.over.as_ref()).collect();
-        let Some(last) = over.iter().map(|(_, at)| *at).max() else { return false };
-        let is_out_of_memory = |over: &Over| matches!(over, Over::Said(end) if end.outcome == EndOutcome::OutOfMemory);
-        if self.ranks.len() == 1 || over.iter().any(|(over, _)| is_out_of_memory(over)) {
+    /// Whether the ranks have said all that there is to hear, by a round of looks that began at `now`.
+    fn is_decided(&self, now: Instant) -> bool {
+        let ended: Vec<&Ended> = self.ranks.iter().filter_map(|rank| rank.ended.as_ref()).collect();
+        let Some(last) = ended.iter().map(|ended| ended.when.last).max() else { return false };
+        let is_out_of_memory =
+            |ended: &&Ended| matches!(&ended.over, Over::Said(end) if end.outcome == EndOutcome::OutOfMemory);
+        if self.ranks.len() == 1 || ended.iter().any(is_out_of_memory) {
             return true;
         }
-        let troubles = self.ranks.iter().filter(|rank| blame::is_trouble(rank)).filter_map(|rank| rank.over.as_ref());
-        let trouble = troubles.map(|(_, at)| *at).min();
-        if trouble.is_some_and(|since| since.elapsed() >= AFTERMATH) {
+        let troubles = self.ranks.iter().filter(|rank| blame::is_trouble(rank)).filter_map(|rank| rank.ended.as_ref());
+        let trouble = troubles.map(|ended| ended.when.last).min();
+        // However long this process stood still, every rank was looked at once more after the moment was over.
+        if trouble.is_some_and(|since| now.saturating_duration_since(since) >= AFTERMATH) {
             return true;
         }
-        if self.ranks.iter().any(|rank| rank.is_heard() && rank.over.is_none()) {
+        if self.ranks.iter().any(|rank| rank.is_heard() && rank.ended.is_none()) {
             return false;
         }
-        let wait = if trouble.is_none() && over.iter().any(|(over, _)| blame::was_ended(over)) {
+        let wait = if trouble.is_none() && ended.iter().any(|ended| blame::was_ended(&ended.over)) {
             LAUNCHER
-        } else if over.len() < self.ranks.len() {
+        } else if ended.len() < self.ranks.len() {
             // One that has said nothing so far may never.
             self.terms.patience.leave
         } else {
@@ -212,8 +214,8 @@ impl Following<'_> {
 
     /// Whether every rank that was heard ended with a word of its own.
     fn has_said_its_last(&self) -> bool {
-        let mut said = self.ranks.iter().filter_map(|rank| rank.over.as_ref());
-        said.clone().next().is_some() && said.all(|(over, _)| matches!(over, Over::Said(_)))
+        let mut ended = self.ranks.iter().filter_map(|rank| rank.ended.as_ref());
+        ended.clone().next().is_some() && ended.all(|ended| matches!(ended.over, Over::Said(_)))
     }
 
     /// For the program to leave by itself.
@@ -232,7 +234,7 @@ impl Following<'_> {
         }
         // Where some ranks report the others are not waited for: what they do shows in those.
         let is_any_heard = self.ranks.iter().any(Rank::is_heard);
-        let waited_for = self.ranks.iter().filter(|rank| rank.over.is_none() && (rank.is_heard() || !is_any_heard));
+        let waited_for = self.ranks.iter().filter(|rank| rank.ended.is_none() && (rank.is_heard() || !is_any_heard));
         let too_silent = |rank: &Rank<'_>| rank.allowance().filter(|allowance| rank.silence() >= *allowance);
         waited_for.filter_map(too_silent).max().map(Ending::Silent)
     }

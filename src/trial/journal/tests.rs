@@ -39,6 +39,7 @@ fn ended(id: u32) -> Entry {
         outlook: None,
         seconds: 1.25,
         worker: None,
+        ranks: Vec::new(),
     };
     Entry::TrialEnded { record, verdict: json!({"checks": []}) }
 }

@@ -12,7 +12,7 @@
 //! # Behind a launcher
 //! The process here is the launcher then, and the worker maybe on another machine. The launcher gets its SIGTERM even
 //! where there is no time, since that is what it can pass on, and whatever was seen of its end, the cancel command runs
-//! after it ([`Cancel`](crate::trial::launcher::Cancel)).
+//! after it ([`Cancel`]).
 
 use std::process::{Child, ExitStatus};
 use std::thread;

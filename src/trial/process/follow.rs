@@ -60,8 +60,17 @@ pub(super) struct Watch<'a> {
     /// Whether the output ended.
     closed: bool,
     oom_kills: Option<u64>,
-    /// Whom the worker lost, where it is one of several replicas.
-    lost_peer: Option<LostPeer>,
+    /// What the worker said of the others, where it is one of several replicas.
+    peers: Peers,
+}
+
+/// What a worker that is one of several replicas has said of its place among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(in crate::trial) struct Peers {
+    /// Whom it lost.
+    pub(in crate::trial) lost: Option<LostPeer>,
+    /// Exchanges that it has come to since it met them.
+    pub(in crate::trial) entered: u64,
 }
 
 /// Another replica that a worker lost.
@@ -95,7 +104,7 @@ impl<'a> Watch<'a> {
             torn: false,
             closed: false,
             oom_kills: config.oom_kills.count(),
-            lost_peer: None,
+            peers: Peers::default(),
         }
     }
 
@@ -219,8 +228,11 @@ impl<'a> Watch<'a> {
             }
             FromWorker::PeerLost { rank, seconds, .. } => {
                 // What ended this worker's trial shows in the other's.
-                self.lost_peer.get_or_insert(LostPeer { rank, seconds: seconds.filter(|seconds| seconds.is_finite()) });
+                let seconds = seconds.filter(|seconds| seconds.is_finite());
+                self.peers.lost.get_or_insert(LostPeer { rank, seconds });
             }
+            // No progress: it may be the last that it comes to.
+            FromWorker::Entered { exchanges, .. } => self.peers.entered = exchanges,
             FromWorker::Ended { outcome, measurement, clean, .. } => {
                 if outcome == Outcome::Completed && measurement.is_none() {
                     return Some(Ending::Broken("it completed without a measurement".to_owned()));
@@ -239,9 +251,9 @@ impl<'a> Watch<'a> {
         None
     }
 
-    /// Whom the worker lost.
-    pub(super) fn lost_peer(&self) -> Option<LostPeer> {
-        self.lost_peer
+    /// What the worker said of the other replicas.
+    pub(super) fn peers(&self) -> Peers {
+        self.peers
     }
 
     /// Whether the worker said nothing of this trial.
@@ -297,6 +309,7 @@ pub(super) fn name_of(message: &FromWorker) -> &'static str {
         FromWorker::Sample { .. } => "sample",
         FromWorker::Warning { .. } => "warning",
         FromWorker::PeerLost { .. } => "peer_lost",
+        FromWorker::Entered { .. } => "entered",
         FromWorker::Relay { .. } => "relay",
         FromWorker::Ended { .. } => "ended",
     }
@@ -312,6 +325,7 @@ fn trial_of(message: &FromWorker) -> Option<TrialId> {
         | FromWorker::Sample { trial, .. }
         | FromWorker::Warning { trial, .. }
         | FromWorker::PeerLost { trial, .. }
+        | FromWorker::Entered { trial, .. }
         | FromWorker::Ended { trial, .. } => Some(*trial),
     }
 }

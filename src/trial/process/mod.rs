@@ -53,8 +53,8 @@ mod start;
 pub use child::Manner;
 use child::Worker;
 pub use config::{Patience, ProcessConfig, WorkerCommand};
-pub(in crate::trial) use follow::LostPeer;
 use follow::{Ending, Watch};
+pub(in crate::trial) use follow::{LostPeer, Peers};
 pub use host_memory::OomKills;
 pub(in crate::trial) use muster::Muster;
 
@@ -90,8 +90,8 @@ pub struct ProcessExecutor {
     replica: Option<Replica>,
     /// Where that worker waits for the others.
     muster: Option<Muster>,
-    /// Whom the worker of the last trial lost.
-    lost_peer: Option<LostPeer>,
+    /// What the worker of the last trial said of the other replicas.
+    peers: Peers,
     /// Workers started so far.
     started: u32,
 }
@@ -106,7 +106,7 @@ impl ProcessExecutor {
             place: Place::default(),
             replica: None,
             muster: None,
-            lost_peer: None,
+            peers: Peers::default(),
             started: 0,
         }
     }
@@ -128,9 +128,9 @@ impl ProcessExecutor {
         &self.place
     }
 
-    /// Whom the worker of the last trial lost.
-    pub(in crate::trial) fn lost_peer(&self) -> Option<LostPeer> {
-        self.lost_peer
+    /// What the worker of the last trial said of the other replicas.
+    pub(in crate::trial) fn peers(&self) -> Peers {
+        self.peers
     }
 
     /// A worker whose device is open: the one at hand, or a new one.
@@ -242,7 +242,9 @@ impl Executor for ProcessExecutor {
             let mut watch = Watch::new(&config, &mut record);
             let ending = watch.follow(&mut worker, observe);
             let unheard = watch.heard_nothing() && self.replica.is_none();
-            self.lost_peer = watch.lost_peer();
+            // How far it was in the trial before holds until it has said more.
+            let Peers { lost, entered } = watch.peers();
+            self.peers = Peers { lost, entered: entered.max(self.peers.entered) };
             match self.settle(worker, &watch, ending) {
                 // It was on its way out when it was asked: no trial's fault. A new worker cannot end here again.
                 Outcome::Crashed { signal: None, status: Some(DONE), .. } if unheard && origin == Origin::Reused => {}

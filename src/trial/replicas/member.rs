@@ -68,7 +68,7 @@ impl Member {
                 });
                 let what = match ended {
                     Ok(record) => News::Ended {
-                        part: Box::new(Part { record, lost: executor.lost_peer() }),
+                        part: Box::new(Part { record, peers: executor.peers() }),
                         is_whole: executor.has_worker(),
                     },
                     Err(error) => News::Missing(error),

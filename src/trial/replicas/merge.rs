@@ -4,16 +4,17 @@ use std::collections::BTreeSet;
 
 use crate::memory::MemorySample;
 use crate::memory::fragmentation::against_need;
+use crate::trial::launcher::WorkerFacts;
 use crate::trial::outcome::{Measurement, Outcome, StepTimes, TrialRecord};
-use crate::trial::process::LostPeer;
+use crate::trial::process::{LostPeer, Peers};
 use crate::trial::worst_rank;
 
 /// What one rank has to tell of a trial.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) record: TrialRecord,
-    /// The rank that it lost.
-    pub(super) lost: Option<LostPeer>,
+    /// What it said of the others.
+    pub(super) peers: Peers,
 }
 
 /// Who asked for the end of a trial, where it was cancelled.
@@ -32,12 +33,14 @@ pub(super) fn merge(parts: Vec<Part>, cancelled: CancelledBy) -> Option<TrialRec
     let measurements: Vec<&Measurement> = parts.iter().filter_map(|part| part.record.measurement.as_ref()).collect();
     let measurement =
         if measurements.len() == parts.len() { worst_rank::measurement(&measurements, parts.len()) } else { None };
+    let ranks: Vec<WorkerFacts> = parts.iter().filter_map(|part| part.record.worker.clone()).collect();
+    let ranks = if ranks.len() == parts.len() { ranks } else { Vec::new() };
     let mut known = BTreeSet::new();
     let mut warnings: Vec<String> = parts.iter().flat_map(|part| part.record.warnings.clone()).collect();
     warnings.retain(|warning| known.insert(warning.clone()));
     let first = parts.into_iter().next()?.record;
     let measurement = measurement.filter(|_| outcome == Outcome::Completed);
-    Some(TrialRecord { outcome, rank, measurement, samples, warnings, ..first })
+    Some(TrialRecord { outcome, rank, measurement, samples, warnings, ranks, ..first })
 }
 
 /// How bad an end is: what says most of why a trial ended comes last.
@@ -58,18 +61,11 @@ fn weight(outcome: &Outcome) -> u8 {
 
 /// The worst rank's outcome and which that is. A rank that was ended because of another one has none of its own.
 fn outcome(parts: &[Part], cancelled: CancelledBy) -> (Outcome, Option<usize>) {
-    let mut worst = (0, &Outcome::Completed);
-    for (rank, part) in parts.iter().enumerate() {
-        if weight(&part.record.outcome) > weight(worst.1) {
-            worst = (rank, &part.record.outcome);
-        }
-    }
-    let (rank, outcome) = worst;
-    let lost = || parts.iter().find_map(|part| part.lost);
+    let (rank, outcome) = worst(parts);
     match outcome {
         Outcome::Completed => (Outcome::Completed, None),
         Outcome::Cancelled if cancelled == CancelledBy::Driver => (Outcome::Cancelled, None),
-        Outcome::Cancelled => match lost() {
+        Outcome::Cancelled => match lost(parts) {
             Some(LostPeer { rank, seconds: Some(seconds) }) => (Outcome::TimedOut { seconds }, Some(rank)),
             lost => {
                 let log = "the group of replicas ended without a reason".to_owned();
@@ -80,11 +76,44 @@ fn outcome(parts: &[Part], cancelled: CancelledBy) -> (Outcome, Option<usize>) {
         Outcome::TimedOut { seconds } => {
             let alone =
                 parts.iter().filter(|part| matches!(part.record.outcome, Outcome::TimedOut { .. })).count() == 1;
-            let known = lost().filter(|lost| lost.seconds.is_some()).map(|lost| lost.rank);
-            (Outcome::TimedOut { seconds: *seconds }, known.or(alone.then_some(rank)))
+            let known = lost(parts).filter(|lost| lost.seconds.is_some()).map(|lost| lost.rank);
+            (Outcome::TimedOut { seconds: *seconds }, known.or_else(|| behind(parts)).or(alone.then_some(rank)))
         }
         other => (other.clone(), Some(rank)),
     }
+}
+
+/// The worst end; of equal ones the first.
+fn worst(parts: &[Part]) -> (usize, &Outcome) {
+    // The last of equal ones is the greatest, so they are walked from their end.
+    let worst = parts.iter().map(own).enumerate().rev().max_by_key(|(_, outcome)| weight(outcome));
+    worst.unwrap_or((0, &Outcome::Completed))
+}
+
+/// How a rank ended by itself. One that had lost another did not begin it, whatever became of it then, unless it ran out of
+/// memory.
+fn own(part: &Part) -> &Outcome {
+    match &part.record.outcome {
+        outcome @ (Outcome::Completed | Outcome::OutOfMemory { .. }) => outcome,
+        _ if part.peers.lost.is_some() => &Outcome::Cancelled,
+        outcome => outcome,
+    }
+}
+
+/// The rank that has not come to the exchange that all others wait in, where it is one alone.
+fn behind(parts: &[Part]) -> Option<usize> {
+    let entered = || parts.iter().map(|part| part.peers.entered);
+    let (least, most) = (entered().min()?, entered().max()?);
+    let is_alone = least < most && entered().filter(|entered| *entered == least).count() == 1;
+    entered().position(|entered| entered == least).filter(|_| is_alone)
+}
+
+/// The rank that was lost: one that lost nobody itself rather than one that passed on the news, and one that was waited
+/// for rather than one that then left.
+fn lost(parts: &[Part]) -> Option<LostPeer> {
+    let has_lost = |rank: usize| parts.get(rank).is_some_and(|part| part.peers.lost.is_some());
+    let lost = parts.iter().rev().filter_map(|part| part.peers.lost);
+    lost.max_by_key(|lost| (!has_lost(lost.rank), lost.seconds.is_some()))
 }
 
 /// The samples that all ranks took, as many as every rank has.

@@ -8,7 +8,8 @@
 //! A rank that runs out of memory, crashes, hangs, or fails ends the trial for all. The others need not find out by
 //! waiting: the rank itself tells them if it still can, the kernel closes its connections if it cannot, and who waits for
 //! a silent one gives up a little before the driver does. So each says whom it lost and ends its trial; one that does not
-//! within a moment is ended. The outcome is that of the rank that began it, which the record names.
+//! within a moment is ended. The outcome is that of the rank that began it, which the record names. Where the driver was the
+//! first to give up, all ranks have told it how far they had come, and the one that is behind is the one that hangs.
 //!
 //! Behind a launcher each rank is a job, or a step, of its own. None opens its device before all have begun. Those
 //! that are on several machines meet by this process, which passes on what they have for each other. One that never begins, or is cancelled, ends the group as any other loss does, and every
@@ -29,7 +30,7 @@ use super::executor::{Executor, ExecutorError, Observation};
 use super::exit_status::LEASE_EXPIRED;
 use super::launcher::Place;
 use super::outcome::{Outcome, StepTimes, TrialRecord};
-use super::process::{LEASES, ProcessConfig};
+use super::process::{LEASES, Peers, ProcessConfig};
 use super::spec::TrialSpec;
 use super::worst_rank;
 use crate::device::{DeviceChoice, DeviceFacts};
@@ -302,7 +303,7 @@ impl<'a> Watch<'a> {
 
     /// What the ranks have to tell, in their order.
     fn parts(self) -> Vec<Part> {
-        let unheard = || Part { record: TrialRecord::begun(self.spec), lost: None };
+        let unheard = || Part { record: TrialRecord::begun(self.spec), peers: Peers::default() };
         self.ranks.into_iter().map(|rank| rank.part.unwrap_or_else(unheard)).collect()
     }
 }

@@ -2,7 +2,7 @@ use super::merge::{CancelledBy, Part, merge};
 use super::*;
 use crate::memory::Rates;
 use crate::trial::outcome::{Measurement, Outcome};
-use crate::trial::process::LostPeer;
+use crate::trial::process::{LostPeer, Peers};
 use crate::trial::spec::{Point, Purpose, TrialId};
 
 fn spec() -> TrialSpec {
@@ -19,12 +19,18 @@ fn spec() -> TrialSpec {
 }
 
 fn part(outcome: Outcome) -> Part {
-    Part { record: TrialRecord { outcome, ..TrialRecord::begun(&spec()) }, lost: None }
+    Part { record: TrialRecord { outcome, ..TrialRecord::begun(&spec()) }, peers: Peers::default() }
+}
+
+/// One that lost another before it ended.
+fn lost_to(rank: usize, seconds: Option<f64>, outcome: Outcome) -> Part {
+    let lost = Some(LostPeer { rank, seconds });
+    Part { peers: Peers { lost, ..Peers::default() }, ..part(outcome) }
 }
 
 /// One that ended because of another.
 fn bereft(rank: usize, seconds: Option<f64>) -> Part {
-    Part { lost: Some(LostPeer { rank, seconds }), ..part(Outcome::Cancelled) }
+    lost_to(rank, seconds, Outcome::Cancelled)
 }
 
 fn out_of_memory() -> Outcome {
@@ -62,6 +68,22 @@ fn the_outcome_is_that_of_the_rank_that_began_it() {
 }
 
 #[test]
+fn a_rank_that_lost_another_is_not_the_one_to_blame_whatever_became_of_it_then() {
+    let ended = |parts| ending(parts, CancelledBy::Group);
+    let lost = |rank, outcome| lost_to(rank, None, outcome);
+    let failed = Outcome::Failed { message: "no such file".to_owned() };
+    // It crashed on its way out, which weighs more than a failure.
+    assert_eq!(ended(vec![lost(1, crashed()), part(failed.clone())]), (failed, Some(1)));
+    // Rank 0 lost rank 2 and told rank 1, which had lost rank 0 by then. Nobody knows what became of rank 2.
+    let parts = vec![lost(2, crashed()), bereft(0, None), part(Outcome::Cancelled)];
+    assert!(matches!(ended(parts), (Outcome::Crashed { signal: None, .. }, Some(2))));
+    let parts = vec![bereft(1, None), bereft(2, Some(4.0)), part(Outcome::Cancelled)];
+    assert_eq!(ended(parts), (Outcome::TimedOut { seconds: 4.0 }, Some(2)));
+    // A request that is not met is nobody else's doing.
+    assert_eq!(ended(vec![part(crashed()), lost(0, out_of_memory())]), (out_of_memory(), Some(1)));
+}
+
+#[test]
 fn a_rank_that_hangs_is_named_by_those_that_wait_for_it() {
     let timed_out = |seconds| Outcome::TimedOut { seconds };
     // Rank 1 was ended by the driver once the others had given it up.
@@ -73,6 +95,16 @@ fn a_rank_that_hangs_is_named_by_those_that_wait_for_it() {
     // All of them did, and nobody knows who hangs.
     let parts = vec![part(timed_out(5.0)), part(timed_out(5.0))];
     assert_eq!(ending(parts, CancelledBy::Group), (timed_out(5.0), None));
+    // It has not come to the exchange that the others are in.
+    let at = |entered, outcome| Part { peers: Peers { entered, lost: None }, ..part(outcome) };
+    let all = |entered: [u64; 3]| entered.map(|entered| at(entered, timed_out(5.0))).to_vec();
+    for (entered, named) in [([8, 7, 8], Some(1)), ([8, 7, 7], None), ([8, 8, 8], None), ([0, 7, 8], Some(0))] {
+        assert_eq!(ending(all(entered), CancelledBy::Group), (timed_out(5.0), named), "{entered:?}");
+    }
+    // It went on when the one that waited for it had been given up, and found that one gone.
+    let went_on = Part { peers: Peers { entered: 7, lost: bereft(0, None).peers.lost }, ..part(Outcome::Cancelled) };
+    let parts = vec![at(8, timed_out(5.0)), went_on];
+    assert_eq!(ending(parts, CancelledBy::Group), (timed_out(5.0), Some(1)));
 }
 
 #[test]
@@ -115,7 +147,7 @@ fn completed(samples_per_second: f64, samples: Vec<MemorySample>) -> Part {
         ..Measurement::default()
     };
     let record = TrialRecord { measurement: Some(measurement), samples, ..part(Outcome::Completed).record };
-    Part { record, lost: None }
+    Part { record, peers: Peers::default() }
 }
 
 #[test]
@@ -141,6 +173,34 @@ fn speed_is_the_slowest_rank_s_times_all_and_memory_the_largest() {
     assert_eq!(second.rates.peak, Some(0.5));
     let gating: Vec<_> = crate::memory::fragmentation::against_need(&record.samples).map(|s| s.rates.peak).collect();
     assert_eq!(gating, [Some(0.5), Some(0.5)], "the rules see the worst rank's");
+}
+
+#[test]
+fn every_rank_s_place_is_kept_and_the_first_one_is_the_trial_s() {
+    let on = |node: &str| {
+        let worker = crate::trial::launcher::WorkerFacts {
+            node: node.to_owned(),
+            device: "cuda:0".to_owned(),
+            name: "A card".to_owned(),
+            uuid: None,
+            driver: None,
+            slurm_job_id: Some("7".to_owned()),
+            slurm_step_id: None,
+        };
+        let record = TrialRecord { worker: Some(worker), ..part(Outcome::Completed).record };
+        Part { record, peers: Peers::default() }
+    };
+    let record = merge(vec![on("n1"), on("n2")], CancelledBy::Group).unwrap();
+    assert_eq!(record.ranks.iter().map(|rank| rank.node.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
+    assert_eq!(record.worker.as_ref(), record.ranks.first());
+    let written = serde_json::to_string(&record).unwrap();
+    assert_eq!(serde_json::from_str::<TrialRecord>(&written).unwrap(), record);
+    // An earlier version said nothing of it.
+    let one_unknown = merge(vec![on("n1"), part(Outcome::Completed)], CancelledBy::Group).unwrap();
+    assert_eq!(one_unknown.ranks, []);
+    let written = serde_json::to_string(&one_unknown).unwrap();
+    assert!(!written.contains("ranks"));
+    assert_eq!(serde_json::from_str::<TrialRecord>(&written).unwrap(), one_unknown);
 }
 
 #[test]

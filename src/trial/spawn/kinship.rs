@@ -54,7 +54,12 @@ pub(crate) struct Place {
     pub(crate) started: u64,
     /// Whether it has ended, and only waits to be reaped.
     pub(crate) ended: bool,
+    /// Whether it is on its way to that: the kernel takes apart what it had, its connections among it.
+    pub(crate) is_leaving: bool,
 }
+
+/// The kernel's flag of a process that is being taken apart (`PF_EXITING` in `include/linux/sched.h`).
+const EXITING: u32 = 4;
 
 impl Place {
     pub(crate) fn of(process: u32) -> Option<Self> {
@@ -83,14 +88,15 @@ impl Place {
         Self::of(process).is_some_and(|now| now.started == self.started && !now.ended)
     }
 
-    /// The fields `state`, `ppid`, `pgrp` and `starttime`. The name before them may itself hold parentheses and spaces.
+    /// The fields `state`, `ppid`, `pgrp`, `flags` and `starttime`. The name before them may itself hold parentheses and spaces.
     pub(crate) fn parse(stat: &str) -> Option<Self> {
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
         let ended = matches!(fields.next()?, "Z" | "X");
         let parent = fields.next()?.parse().ok()?;
         let group = fields.next()?.parse().ok()?;
-        let started = fields.nth(16)?.parse().ok()?;
-        Some(Self { parent, group, started, ended })
+        let flags: u32 = fields.nth(3)?.parse().ok()?;
+        let started = fields.nth(12)?.parse().ok()?;
+        Some(Self { parent, group, started, ended, is_leaving: flags & EXITING != 0 })
     }
 }
 
@@ -103,10 +109,14 @@ mod tests {
     #[test]
     fn names_with_parentheses_do_not_shift_the_fields() {
         let rest = "S 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 777 9";
-        let place = Some(Place { parent: 1, group: 42, started: 777, ended: false });
+        let place = Some(Place { parent: 1, group: 42, started: 777, ended: false, is_leaving: false });
         assert_eq!(Place::parse(&format!("7 (sleep) {rest}")), place);
         assert_eq!(Place::parse(&format!("7 (a) S 1 (b)) {rest}")), place);
         assert!(Place::parse(&format!("7 (sleep) {}", rest.replacen('S', "Z", 1))).is_some_and(|place| place.ended));
+        assert!(
+            Place::parse(&format!("7 (sleep) {}", rest.replacen("560", "564", 1)))
+                .is_some_and(|place| place.is_leaving)
+        );
         for bad in ["", "7 (sleep)", "7 (sleep) S 1 42", "7 (sleep) S one 42 42 0 -1"] {
             assert_eq!(Place::parse(bad), None, "{bad}");
         }

@@ -22,7 +22,7 @@ use std::io::{self, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
@@ -46,6 +46,7 @@ mod open;
 mod part;
 mod phases;
 mod probe;
+mod pulse;
 mod skipped;
 mod soak;
 #[cfg(test)]
@@ -57,7 +58,7 @@ mod weighed;
 
 pub use inbox::Inbox;
 use inbox::Request;
-use open::Opened;
+use open::{Opened, Supplies};
 pub(crate) use trial::TRIM_EVERY_STEPS;
 use weighed::Weighed;
 
@@ -221,9 +222,11 @@ fn converse<'scope, W: Write + Send>(
                 let ended = if spec.is_throughput() {
                     throughput::run(&spec, &supplies, inbox)?
                 } else {
-                    let mut say = say;
+                    let group = Supplies::place(&supplies).map(|place| Arc::clone(&place.group));
                     let stage = trial::Stage { session, supplies: &supplies, inbox, scratch: &scratch };
-                    trial::run(&spec, stage, &mut say)?
+                    let (trial, mut say) = (spec.id, say);
+                    let tell = move |exchanges| say(&FromWorker::Entered { trial, exchanges }).is_ok();
+                    pulse::beside(group.as_deref(), tell, || trial::run(&spec, stage, &mut say))?
                 };
                 say(&supplies.enter_into(ended))?;
             }

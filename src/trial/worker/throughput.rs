@@ -1,7 +1,7 @@
 //! A trial of the loader alone: how many batches a second the workers of a point make when no step waits for them.
 //!
 //! Against what the step asks for, this tells how many workers it takes, without a model in memory and without a step
-//! run. How it is measured, and what the figure is worth: see [`throughput`](crate::data::throughput).
+//! run. How it is measured, and what the figure is worth: see [`data::throughput`](crate::data::throughput()).
 
 use std::io;
 use std::time::Duration;

@@ -12,7 +12,7 @@
 //! environment variables are left as they are: where `NCCL_NVLS_ENABLE=0` is set, a machine has a reason for it.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -39,6 +39,8 @@ pub struct NcclGroup {
     communicator: Arc<Communicator>,
     stream: Arc<CudaStream>,
     watch: Option<Watch>,
+    /// Operations on tensors that were given to a stream.
+    submitted: AtomicU64,
     /// Waits for its stream where it is dropped: after the communicator's end, which ends what is on it.
     exchanges: Exchanges,
 }
@@ -63,7 +65,7 @@ impl NcclGroup {
         let control = Arc::new(control);
         let watch = Watch::start(Arc::clone(&control), Arc::clone(&communicator));
         control.barrier()?;
-        Ok(Self { control, communicator, stream, watch, exchanges })
+        Ok(Self { control, communicator, stream, watch, submitted: AtomicU64::new(0), exchanges })
     }
 
     /// Runs an operation on every tensor, as one of NCCL's groups, on candle's stream: after those that were begun.
@@ -78,6 +80,7 @@ impl NcclGroup {
 
     /// Gives an operation on every tensor to its stream.
     fn submit(&self, operation: &Operation<'_>, tensors: &[&Tensor]) -> Result<(), CollectiveError> {
+        self.submitted.fetch_add(1, Ordering::Relaxed);
         let each = || tensors.iter().try_for_each(|tensor| tensor.inplace_op1(operation));
         self.communicator.library.group(each)
     }
@@ -127,6 +130,10 @@ impl Collective for NcclGroup {
 
     fn broadcast(&self, tensors: &[&Tensor]) -> Result<(), CollectiveError> {
         self.on_each(tensors, Kind::Broadcast)
+    }
+
+    fn entered(&self) -> u64 {
+        self.control.entered() + self.submitted.load(Ordering::Relaxed)
     }
 
     fn set_patience(&self, patience: Duration) {

@@ -4,7 +4,7 @@
 //! sample, so every step has another shape. Sizes are still exact, because a tensor's bytes are a product of its
 //! dimensions and each dimension is one of the axes or a constant. So a size is a polynomial of the axes with whole
 //! numbers, of one power in the batch and of two in the others (attention's scores are `T²`), and a handful of tiny probes
-//! determine it: see [`fit`].
+//! determine it: see [`mod@fit`].
 //!
 //! What is no such polynomial (padding to a multiple, a workspace that an algorithm asks for) is bounded from its samples
 //! and makes the forecast `affine`.

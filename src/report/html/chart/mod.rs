@@ -1,7 +1,7 @@
 //! A small chart builder: series over two axes as SVG that needs no script.
 //!
 //! It is meant for figures of a report: a few series, some guides such as a limit, at most some hundred points each
-//! (longer series are [thinned](thin) to their extremes). Everything that an eye sees is also there for a keyboard and for
+//! (longer series are [thinned](thin()) to their extremes). Everything that an eye sees is also there for a keyboard and for
 //! a reader of screens: points can be reached with the tab key and then say what they are in a line above the plot, each
 //! has a `<title>` for the pointer, and the figures stand in a table below. Series differ in mark and dash as well as in
 //! colour.

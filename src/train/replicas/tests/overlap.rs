@@ -245,6 +245,9 @@ impl Collective for Noted {
     fn broadcast(&self, tensors: &[&Tensor]) -> Result<(), CollectiveError> {
         self.inner.broadcast(tensors)
     }
+    fn entered(&self) -> u64 {
+        self.inner.entered()
+    }
     fn set_patience(&self, patience: Duration) {
         self.inner.set_patience(patience);
     }

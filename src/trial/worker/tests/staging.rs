@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::Calls;
+use super::stand_ins::Calls;
 use crate::device::staging::{HostField, HostMemory, PageLocked, PageLocker, Stager, Wait};
 
 pub(super) struct FakeStager {

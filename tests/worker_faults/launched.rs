@@ -21,7 +21,9 @@ use batchtune::trial::{Executor, ExecutorError, Observation, Outcome, Purpose, W
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getsid};
 
-use super::{REAL_WORKER, Stage, crashed_by, impatient, protocol_error, spec, start, workload};
+use crate::real::{REAL_WORKER, start};
+use crate::stage::{Stage, crashed_by, impatient, protocol_error};
+use crate::toy::{spec, workload};
 
 /// Names this program as what becomes the launcher.
 pub(crate) const LAUNCH: &str = "launch";
@@ -261,6 +263,11 @@ pub(crate) fn replicas_on_two_machines_hear_each_other_and_who_is_gone() {
     let mut run = |id| group.run(&spec(id, Purpose::Ladder), &mut |_| {}).unwrap();
     assert!(run(2).completed() && run(4).completed());
     let record = run(5);
+    let [first, second] = &record.ranks[..] else { panic!("{record:?}") };
+    assert!(
+        first.node != second.node && record.worker.as_ref() == Some(first),
+        "each is on its own machine: {record:?}"
+    );
     assert!(crashed_by(&record.outcome, 9) && record.rank == Some(0), "{record:?}");
     assert!(run(6).completed(), "a new group goes on");
     drop(group);
