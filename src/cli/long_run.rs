@@ -16,7 +16,7 @@ use crate::memory::forecast::batching::{
     Batching, BatchingError, Lengths, Order, Outline, Remedies, RemedyTask, remedies, standard,
 };
 use crate::memory::forecast::long_run::{Breach, LongRunFigures, Terms, judge, play};
-use crate::memory::forecast::shape::{LongRun, Shape, ShapeError, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::shape::{Axes, LongRun, Shape, ShapeError, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::tuning::{
     Allocator, Bounds, Candidate, Observer, Reach, Task, TuneError, Tuning, play_all, tune,
 };
@@ -213,7 +213,7 @@ fn forecaster(args: &ForecastArgs, recordings: &[(usize, Vec<Event>)]) -> Result
         .zip(&args.lengths)
         .map(|((batch_size, events), length)| ShapeProbe { shape: Shape::of([*batch_size as u64, *length]), events })
         .collect();
-    Ok(ShapeForecaster::new(&probes)?)
+    Ok(ShapeForecaster::new(Axes::batch_and_length(), &probes)?)
 }
 
 impl Source<'_> {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{RunShapes, Shape, SizeFit, fit};
+use super::{Axes, RunShapes, Shape, SizeFit, fit};
 use crate::memory::event::Event;
 use crate::memory::forecast::ForecastError;
 use crate::memory::forecast::Probed;
@@ -31,16 +31,36 @@ pub struct ShapeProbe<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// Too few shapes.
-    #[error("{found} probes at different shapes, and {needed} are needed (hint: vary every axis, the batch from 2 on)")]
+    #[error(
+        "{found} probes at different shapes, and {needed} are needed (hint: vary every axis, the batch from 2 on; the axes \
+         are {axes})"
+    )]
     TooFewProbes {
         /// Those there are.
         found: usize,
         /// Those it takes.
         needed: usize,
+        /// What is to vary.
+        axes: Axes,
     },
-    /// Shapes with other axes.
-    #[error("the probes' shapes have different axes")]
-    DifferentAxes,
+    /// A shape that has other axes.
+    #[error("a probe has the shape `{shape}`, and the axes are {axes}")]
+    OtherAxes {
+        /// The shape.
+        shape: Shape,
+        /// The axes.
+        axes: Axes,
+    },
+    /// An axis that does not vary.
+    #[error(
+        "all probes have `{axis} {value}`, which does not tell how sizes follow it (hint: vary it, or leave it out)"
+    )]
+    Constant {
+        /// The name of the axis.
+        axis: String,
+        /// Its one value.
+        value: u64,
+    },
     /// The probes did other things.
     #[error("{0}")]
     Misaligned(Difference),
@@ -103,6 +123,7 @@ impl<'a> LongRun<'a> {
 /// Forecasts runs in which every step has a shape of its own.
 #[derive(Clone, Debug)]
 pub struct ShapeForecaster {
+    axes: Axes,
     recording: Recording,
     fits: ShapeFits,
     /// The same with one more micro-step an update, where three were recorded.
@@ -114,20 +135,13 @@ pub struct ShapeForecaster {
 }
 
 impl ShapeForecaster {
-    /// Aligns and fits probes.
-    pub fn new(probes: &[ShapeProbe<'_>]) -> Result<Self, ShapeError> {
+    /// Aligns and fits probes whose shapes have these axes.
+    pub fn new(axes: Axes, probes: &[ShapeProbe<'_>]) -> Result<Self, ShapeError> {
         let mut probes: Vec<&ShapeProbe<'_>> = probes.iter().collect();
         probes.sort_by_key(|probe| probe.shape);
         probes.dedup_by_key(|probe| probe.shape);
-        let axes = probes.first().map_or(1, |probe| probe.shape.axes());
-        if probes.iter().any(|probe| probe.shape.axes() != axes) {
-            return Err(ShapeError::DifferentAxes);
-        }
-        let needed = axes + 2;
-        if probes.len() < needed {
-            return Err(ShapeError::TooFewProbes { found: probes.len(), needed });
-        }
         let shapes: Vec<Shape> = probes.iter().map(|probe| probe.shape).collect();
+        check(&axes, &shapes)?;
         let batch_of =
             |shape: &Shape| usize::try_from(shape.values().first().copied().unwrap_or(1)).unwrap_or(usize::MAX);
         let canonical = |probe: &&ShapeProbe<'_>| Probed {
@@ -145,6 +159,7 @@ impl ShapeForecaster {
         }
         let columns: Vec<Vec<u64>> = recorded.iter().map(|probe| probe.recording.sizes().collect()).collect();
         let mut forecaster = Self {
+            axes,
             recording: first.recording.clone().without_its_end(),
             fits: ShapeFits::default(),
             doubled: None,
@@ -223,6 +238,11 @@ impl ShapeForecaster {
         }
     }
 
+    /// What its shapes have values of.
+    pub fn axes(&self) -> &Axes {
+        &self.axes
+    }
+
     /// Micro-batches of an update.
     pub fn steps_of_an_update(&self) -> usize {
         steps_of_an_update(&self.recording)
@@ -234,14 +254,21 @@ impl ShapeForecaster {
         steps.map(|part| part.events.len()).max().unwrap_or(0)
     }
 
-    /// The first shape of a run at which some allocation has no size.
-    fn without_sizes(&self, run: &LongRun<'_>) -> Option<Shape> {
+    /// Refuses a run with a shape at which some allocation has no size.
+    fn check_shapes(&self, run: &LongRun<'_>) -> Result<(), ForecastError> {
         let steps = run.shapes.period().unwrap_or(usize::MAX).min(run.shapes.len());
         let passes = [run.evaluate_every, run.checkpoint_every].into_iter().flatten().any(|every| every > 0);
         let shapes = (0..steps).map(|step| run.shapes.shape(step)).chain(passes.then_some(run.evaluation));
         let mut seen = HashSet::<Shape, FastHash>::default();
-        let has_no_size = |shape: &Shape| self.fits.fits.iter().any(|fit| !fit.has_size_at(shape));
-        shapes.into_iter().find(|shape| seen.insert(*shape) && has_no_size(shape))
+        for shape in shapes.filter(|shape| seen.insert(*shape)) {
+            if shape.axes() != self.axes.count() {
+                return Err(ForecastError::OtherAxes { axes: self.axes.clone(), shape });
+            }
+            if self.fits.fits.iter().any(|fit| !fit.has_size_at(&shape)) {
+                return Err(ForecastError::NoSize { shape: self.axes.named(shape) });
+            }
+        }
+        Ok(())
     }
 
     /// The events of a long run, made one at a time. Its steps are rounded up to whole updates.
@@ -260,10 +287,28 @@ impl ShapeForecaster {
             checkpoint_every: run.checkpoint_every,
         };
         let script = LongScript::new(recording, terms)?;
-        if let Some(shape) = self.without_sizes(&run) {
-            return Err(ForecastError::NoSize { shape });
-        }
+        self.check_shapes(&run)?;
         let shapes = Shapes { steps: run.shapes, evaluation: run.evaluation };
         Ok(RunEvents::shaped(recording, Shaped::new(fits, shapes), script, run.releases))
     }
+}
+
+/// Refuses shapes that cannot determine how sizes follow these axes.
+fn check(axes: &Axes, shapes: &[Shape]) -> Result<(), ShapeError> {
+    if let Some(shape) = shapes.iter().find(|shape| shape.axes() != axes.count()) {
+        return Err(ShapeError::OtherAxes { shape: *shape, axes: axes.clone() });
+    }
+    let needed = axes.count() + 2;
+    if shapes.len() < needed {
+        return Err(ShapeError::TooFewProbes { found: shapes.len(), needed, axes: axes.clone() });
+    }
+    for (place, name) in axes.names().enumerate() {
+        let mut values = shapes.iter().filter_map(|shape| shape.values().get(place).copied());
+        if let Some(value) = values.next()
+            && values.all(|other| other == value)
+        {
+            return Err(ShapeError::Constant { axis: name.to_owned(), value });
+        }
+    }
+    Ok(())
 }

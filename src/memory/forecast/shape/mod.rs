@@ -9,12 +9,14 @@
 //! What is no such polynomial (padding to a multiple, a workspace that an algorithm asks for) is bounded from its samples
 //! and makes the forecast `affine`.
 
+mod axes;
 mod fit;
 mod forecaster;
 mod monomial;
 mod ratio;
 mod source;
 
+pub use axes::{Axes, AxesError, BATCH, LENGTH, NamedShape};
 pub use fit::{Polynomial, SizeFit, fit};
 pub use forecaster::{LongRun, ShapeError, ShapeForecaster, ShapeProbe};
 pub use monomial::{Monomial, monomials};
@@ -23,7 +25,7 @@ pub use source::RunShapes;
 /// The most axes that a shape has.
 pub const MAX_AXES: usize = 4;
 
-/// Values of the axes, in the order of their names. The first is the batch.
+/// Values of the axes, in the order of their [names](Axes). The first is the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shape {
     values: [u64; MAX_AXES],
