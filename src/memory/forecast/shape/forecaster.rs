@@ -171,17 +171,18 @@ fn check(axes: &Axes, shapes: &[Shape]) -> Result<(), ShapeError> {
     if let Some(shape) = shapes.iter().find(|shape| shape.axes() != axes.count()) {
         return Err(ShapeError::OtherAxes { shape: *shape, axes: axes.clone() });
     }
-    let needed = axes.count() + 2;
-    if shapes.len() < needed {
-        return Err(ShapeError::TooFewProbes { found: shapes.len(), needed, axes: axes.clone() });
-    }
     for (place, name) in axes.names().enumerate() {
         let mut values = shapes.iter().filter_map(|shape| shape.values().get(place).copied());
         if let Some(value) = values.next()
+            && shapes.len() > 1
             && values.all(|other| other == value)
         {
             return Err(ShapeError::Constant { axis: name.to_owned(), value });
         }
+    }
+    let needed = axes.count() + 2;
+    if shapes.len() < needed {
+        return Err(ShapeError::TooFewProbes { found: shapes.len(), needed, axes: axes.clone() });
     }
     Ok(())
 }

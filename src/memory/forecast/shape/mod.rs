@@ -27,7 +27,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-pub use axes::{Axes, AxesError, BATCH, LENGTH, NamedMonomial, NamedShape};
+pub use axes::{Axes, AxesError, BATCH, LENGTH, NamedMonomial, NamedShape, SIDE};
 pub use error::{Percent, ShapeError, Told};
 pub use fit::{SizeFit, SizeFitter};
 pub use forecaster::{LongRun, ShapeForecaster, ShapeProbe};
