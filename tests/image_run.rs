@@ -133,8 +133,20 @@ fn every_step_over_images_of_two_varying_sides_is_forecast_to_the_byte() {
     assert_foretold(&Axes::of(["batch", "height", "width"]).unwrap(), &IMAGES, &run);
 }
 
-/// The answer of `tune forecast --run` from recordings at these shapes, with the place of each axis in them.
-fn forecast(folder: &Path, probes: &[[u64; 3]], axes: &[(&str, usize)], options: &[&str]) -> serde_json::Value {
+#[test]
+fn sides_that_strides_do_not_divide_are_forecast_where_all_leave_the_same_remainder() {
+    let odd = SQUARES.map(|[batch, side, _]| [batch, side + 1, side + 1]);
+    let run: Vec<[u64; 3]> = [65, 113, 49, 129].iter().map(|side| [4, *side, *side]).collect();
+    assert_foretold(&Axes::of(["batch", "side"]).unwrap(), &odd, &run);
+}
+
+/// `tune forecast --run` from recordings at these shapes, with the place of each axis in them.
+fn forecast(
+    folder: &Path,
+    probes: &[[u64; 3]],
+    axes: &[(&str, usize)],
+    options: &[&str],
+) -> assert_cmd::assert::Assert {
     let mut tune = assert_cmd::Command::cargo_bin("tune").unwrap();
     tune.current_dir(folder).arg("forecast");
     for (place, shape) in probes.iter().enumerate() {
@@ -149,8 +161,21 @@ fn forecast(folder: &Path, probes: &[[u64; 3]], axes: &[(&str, usize)], options:
     for (name, axis) in axes {
         tune.args(["--axis", &format!("{name}={}", column(*axis))]);
     }
-    let output = tune.assert().success().get_output().stdout.clone();
-    serde_json::from_slice(&output).unwrap()
+    tune.assert()
+}
+
+fn json(forecast: assert_cmd::assert::Assert) -> serde_json::Value {
+    serde_json::from_slice(&forecast.success().get_output().stdout).unwrap()
+}
+
+#[test]
+fn sides_that_leave_different_remainders_are_refused_with_the_two_that_differ() {
+    let folder = tempfile::tempdir().unwrap();
+    let mixed = [[2, 33, 33], [3, 34, 34], [2, 47, 47], [3, 52, 52]];
+    let refused = forecast(folder.path(), &mixed, &[("side", 1)], &["--to", "8", "--run-axis", "side=64:96"]);
+    let told = String::from_utf8_lossy(&refused.code(2).get_output().stderr).into_owned();
+    assert!(told.contains("the probes at `batch 2, side 33` and `batch 2, side 47` differ at event "), "{told}");
+    assert!(told.contains("record sides that leave the same remainder, such as multiples of 32"), "{told}");
 }
 
 #[test]
@@ -161,7 +186,7 @@ fn a_file_of_image_sizes_is_batched_padded_and_forecast_as_it_is_trained() {
     std::fs::write(folder.path().join("sizes.csv"), format!("height,width\n{}", lines.concat())).unwrap();
     let steps = 9;
     let options = ["--to", "3", "--steps", &steps.to_string(), "--run-shapes", "sizes.csv", "--pad-to", "16"];
-    let found = forecast(folder.path(), &IMAGES, &[("height", 1), ("width", 2)], &options);
+    let found = json(forecast(folder.path(), &IMAGES, &[("height", 1), ("width", 2)], &options));
     assert_eq!((&found["method"], &found["axes"]), (&"exact".into(), &serde_json::json!(["batch", "height", "width"])));
     assert_eq!(found["notes"], serde_json::Value::Null);
     let run = &found["runs"][0];
@@ -186,7 +211,7 @@ fn a_file_of_image_sizes_is_batched_padded_and_forecast_as_it_is_trained() {
 fn a_side_that_is_drawn_for_each_batch_takes_what_a_step_at_that_side_takes() {
     let folder = tempfile::tempdir().unwrap();
     let options = ["--to", "4", "--steps", "12", "--run-axis", "side=64:96:16", "--per-batch", "side", "--tune"];
-    let found = forecast(folder.path(), &SQUARES, &[("side", 1)], &options);
+    let found = json(forecast(folder.path(), &SQUARES, &[("side", 1)], &options));
     let real = [64, 80, 96].map(|side| train(&[[4, side, side]; 3]).1[2].peak_allocated_bytes);
     let points = found["runs"][0]["figures"]["points"].as_array().unwrap();
     let drawn = points.iter().skip(1).map(|point| point["peak_allocated_bytes"].as_u64().unwrap());

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::exit_code;
 use crate::memory::forecast::batching::{Batching, Order, Outline, Remedies, RemedyTask, Samples, remedies, standard};
 use crate::memory::forecast::long_run::{Breach, LongRunFigures, Terms, judge, play};
-use crate::memory::forecast::shape::{Axes, LENGTH, LongRun, Shape, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::shape::{Axes, LENGTH, LongRun, Shape, ShapeError, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::tuning::{
     Allocator, Bounds, Candidate, Observer, Reach, Task, TuneError, Tuning, play_all, tune,
 };
@@ -167,7 +167,16 @@ fn forecaster(
 ) -> Result<ShapeForecaster, LongRunError> {
     let probes = shapes.iter().zip(recordings);
     let probes: Vec<ShapeProbe<'_>> = probes.map(|(shape, (_, events))| ShapeProbe { shape: *shape, events }).collect();
-    Ok(ShapeForecaster::new(axes, &probes)?)
+    let is_of_lengths = is_of_lengths(&axes);
+    ShapeForecaster::new(axes, &probes).map_err(|error| match error {
+        ShapeError::Misaligned(_) | ShapeError::Misfits { .. } if !is_of_lengths => LongRunError::Strides(error),
+        other => other.into(),
+    })
+}
+
+/// Whether lengths are all that varies beside the batch: then nobody has to be told the axes.
+fn is_of_lengths(axes: &Axes) -> bool {
+    axes.names().skip(1).eq([LENGTH])
 }
 
 impl Source<'_> {
@@ -180,9 +189,8 @@ impl Source<'_> {
         }
     }
 
-    /// Whether lengths are all that varies beside the batch: then nobody has to be told the axes.
     fn is_of_lengths(&self) -> bool {
-        self.forecaster.axes().names().skip(1).eq([LENGTH])
+        is_of_lengths(self.forecaster.axes())
     }
 
     fn terms(&self) -> Terms {

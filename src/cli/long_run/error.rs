@@ -145,6 +145,12 @@ pub enum LongRunError {
     /// Samples cannot be batched so.
     #[error(transparent)]
     Batching(#[from] BatchingError),
+    /// The recordings did different things at different sides.
+    #[error(
+        "{0} (hint: where the strides of a net do not divide a side it may take another path; record sides that leave the \
+         same remainder, such as multiples of 32)"
+    )]
+    Strides(ShapeError),
     /// The recordings say too little.
     #[error(transparent)]
     Shape(#[from] ShapeError),
