@@ -333,6 +333,12 @@ fn runs_over_named_axes_say_which_one_is_amiss() {
         assert_eq!(output.status.code(), Some(2), "{sides} {more:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(words), "{sides} {more:?}: {}", stderr(&output));
     }
+    let alike = forecast(sides, &["--run-axis", "side=64:128:64", "--per-batch", "side", "--group-by-length"]);
+    let alike = String::from_utf8_lossy(&alike.stdout).into_owned();
+    assert!(
+        alike.contains("note: all samples of a batch are drawn alike, so `--group-by-length` groups nothing"),
+        "{alike}"
+    );
     let page = forecast(sides, &["--run-shapes", "good.csv", "--html", "-"]);
     assert_eq!(page.status.code(), Some(0), "{}", stderr(&page));
     let page = String::from_utf8_lossy(&page.stdout).into_owned();

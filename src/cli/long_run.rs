@@ -1,5 +1,5 @@
-//! `tune forecast --run`: what a run of thousands of steps of varying length takes, under one allocator setting or several;
-//! and with `--tune`, which settings and which batches would do better.
+//! `tune forecast --run`: what a run of thousands of steps of varying length, or of varying anything else, takes under one
+//! allocator setting or several; and with `--tune`, which settings and which batches would do better.
 
 use std::path::PathBuf;
 
@@ -151,7 +151,10 @@ fn source<'a>(args: &'a ForecastArgs, recordings: &[(usize, Vec<Event>)]) -> Res
         return Err(LongRunError::TooManySteps { steps });
     }
     let samples = RunSamples::of(args, &axes)?;
-    let notes = strides::notes(&axes, &shapes, samples.columns(), args.pad_to.unwrap_or(1));
+    let mut notes = strides::notes(&axes, &shapes, samples.columns(), args.pad_to.unwrap_or(1));
+    if args.group_by_length && !samples.layout().varies_by_sample() {
+        notes.push("all samples of a batch are drawn alike, so `--group-by-length` groups nothing".to_owned());
+    }
     let limit_bytes = args.limit.map_or(u64::MAX, |limit| limit.0);
     let source = Source { args, steps: steps as u64, forecaster, samples, notes, limit_bytes };
     for batch_size in &args.to {
