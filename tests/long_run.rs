@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use batchtune::data::Batch;
 use batchtune::device::{self, DeviceChoice, DeviceSession, LargestRequest};
 use batchtune::memory::forecast::long_run::{LongRunFigures, play};
-use batchtune::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
+use batchtune::memory::forecast::shape::{Axes, LongRun, Shape, ShapeForecaster, ShapeProbe};
 use batchtune::memory::forecast::{Method, Releases};
 use batchtune::memory::fragmentation::against_need;
 use batchtune::memory::policy::native::Native;
@@ -126,7 +126,7 @@ fn forecaster(updates: usize, schedule: Schedule) -> ShapeForecaster {
     let recordings: Vec<Vec<Event>> = PROBES.iter().map(record).collect();
     let probes: Vec<ShapeProbe<'_>> =
         PROBES.iter().zip(&recordings).map(|(shape, events)| ShapeProbe { shape: Shape::of(*shape), events }).collect();
-    ShapeForecaster::new(&probes).unwrap()
+    ShapeForecaster::new(Axes::batch_and_length(), &probes).unwrap()
 }
 
 /// Holds every point of a forecast against the sample that the real run has there.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use batchtune::data::Batch;
 use batchtune::device::{DeviceSession, LargestRequest};
 use batchtune::memory::forecast::long_run::{LongRunFigures, play};
-use batchtune::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
+use batchtune::memory::forecast::shape::{Axes, LongRun, Shape, ShapeForecaster, ShapeProbe};
 use batchtune::memory::policy::{ReleaseThreshold, Settings, with_settings};
 use batchtune::memory::trace::{TraceHeader, TraceWriter};
 use batchtune::memory::{Event, MemorySample, Phase};
@@ -151,7 +151,7 @@ fn three_hundred_steps_of_varying_lengths_are_forecast_from_seven_tiny_probes() 
     println!("a first run and seven probes in {:.1} s", begun.elapsed().as_secs_f64());
     let probes: Vec<ShapeProbe<'_>> =
         PROBES.iter().zip(&recordings).map(|(shape, events)| ShapeProbe { shape: Shape::of(*shape), events }).collect();
-    let forecaster = ShapeForecaster::new(&probes).unwrap();
+    let forecaster = ShapeForecaster::new(Axes::batch_and_length(), &probes).unwrap();
     println!("{}: {}", forecaster.method(), forecaster.reason());
 
     let mut rng = StdRng::seed_from_u64(10);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use batchtune::device::DeviceChoice;
 use batchtune::memory::forecast::long_run::{LongRunFigures, play};
-use batchtune::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
+use batchtune::memory::forecast::shape::{Axes, LongRun, Shape, ShapeForecaster, ShapeProbe};
 use batchtune::memory::forecast::{PartKind, Recording as Recorded};
 use batchtune::memory::policy::native::Native;
 use batchtune::memory::policy::{AllocConf, Settings};
@@ -177,7 +177,7 @@ pub(crate) fn settings(conf: &str) -> Settings {
 pub(crate) fn forecaster(probes: &[Probe]) -> Result<ShapeForecaster, String> {
     let probes: Vec<ShapeProbe<'_>> =
         probes.iter().map(|(shape, events)| ShapeProbe { shape: Shape::of(*shape), events }).collect();
-    ShapeForecaster::new(&probes).map_err(|error| error.to_string())
+    ShapeForecaster::new(Axes::batch_and_length(), &probes).map_err(|error| error.to_string())
 }
 
 /// What the run takes under these settings.

@@ -122,7 +122,7 @@ impl Request {
 }
 
 /// Why something cannot be forecast.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForecastError {
     /// A batch of 1 has other events.
     #[error(
@@ -156,11 +156,19 @@ pub enum ForecastError {
     },
     /// A size that is none: far from the shapes that it was fitted to, a polynomial may go anywhere.
     #[error(
-        "the sizes at the shape `{shape}` cannot be forecast: one of them comes out below 0 or above 1 PiB (hint: record \
-         shapes nearer to it)"
+        "the sizes at `{shape}` cannot be forecast: one of them comes out below 0 or above 1 PiB (hint: record shapes nearer \
+         to it)"
     )]
     NoSize {
         /// The shape of the batch.
+        shape: shape::NamedShape,
+    },
+    /// A run whose shapes have other axes than the recordings'.
+    #[error("the run has the shape `{shape}`, and the recordings the axes {axes}")]
+    OtherAxes {
+        /// The axes of the recordings.
+        axes: shape::Axes,
+        /// A shape of the run.
         shape: shape::Shape,
     },
     /// The run is too long.

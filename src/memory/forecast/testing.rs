@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::shape::{Shape, ShapeForecaster, ShapeProbe};
+use super::shape::{Axes, Shape, ShapeForecaster, ShapeProbe};
 use crate::memory::event::{Event, Mark, Ordinal, Phase, Stream};
 use crate::memory::trace::file::{TraceHeader, TraceWriter};
 use crate::units::MIB;
@@ -62,7 +62,7 @@ impl Program {
             .zip(&recordings)
             .map(|((b, t), events)| ShapeProbe { shape: Shape::of([*b, *t]), events })
             .collect();
-        ShapeForecaster::new(&probes).unwrap()
+        ShapeForecaster::new(Axes::batch_and_length(), &probes).unwrap()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A made-up training step of 10,000 events, recorded at a handful of shapes.
 
-use batchtune::memory::forecast::shape::{RunShapes, Shape, ShapeError, ShapeForecaster, ShapeProbe};
+use batchtune::memory::forecast::shape::{Axes, RunShapes, Shape, ShapeError, ShapeForecaster, ShapeProbe};
 use batchtune::memory::{Event, Mark, Ordinal, Phase, Stream};
 
 /// Allocations of a step.
@@ -30,7 +30,7 @@ pub(crate) fn forecaster() -> Result<ShapeForecaster, ShapeError> {
     let recordings: Vec<Vec<Event>> = PROBES.iter().map(|[b, t]| record(*b, *t)).collect();
     let probes: Vec<ShapeProbe<'_>> =
         PROBES.iter().zip(&recordings).map(|(shape, events)| ShapeProbe { shape: Shape::of(*shape), events }).collect();
-    ShapeForecaster::new(&probes)
+    ShapeForecaster::new(Axes::batch_and_length(), &probes)
 }
 
 /// Four steps: half of the allocations are activations that live until the backward pass comes back to them, or are dropped

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::memory::event::Phase;
-use crate::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::shape::{Axes, LongRun, Shape, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::testing::Recorder;
 use crate::memory::player::Player;
 use crate::memory::policy::native::Native;
@@ -46,7 +46,7 @@ fn forecaster(ahead: usize) -> ShapeForecaster {
         .zip(&recordings)
         .map(|((b, t), events)| ShapeProbe { shape: Shape::new(&[*b, *t]).unwrap(), events })
         .collect();
-    ShapeForecaster::new(&probes).unwrap()
+    ShapeForecaster::new(Axes::batch_and_length(), &probes).unwrap()
 }
 
 /// Lengths of 40 to 500 in no order.
@@ -128,7 +128,7 @@ fn evaluation_passes_come_where_they_are_asked_for_and_staged_batches_outlive_th
         .zip(&recordings)
         .map(|((b, t), events)| ShapeProbe { shape: Shape::of([*b, *t]), events })
         .collect();
-    let forecaster = ShapeForecaster::new(&probes).unwrap();
+    let forecaster = ShapeForecaster::new(Axes::batch_and_length(), &probes).unwrap();
     let run = lengths(40);
     let shapes = shapes(&run);
     let long = LongRun { evaluation: Shape::of([8, 500]), evaluate_every: Some(7), ..LongRun::of(&shapes) };

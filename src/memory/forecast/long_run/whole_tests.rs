@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::memory::Trim;
 use crate::memory::event::{Ordinal, Phase};
-use crate::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::shape::{Axes, LongRun, Shape, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::testing::Recorder;
 use crate::memory::forecast::{ForecastError, Recording, Releases};
 use crate::memory::policy::native::Native;
@@ -112,7 +112,7 @@ impl Training {
             .zip(&recordings)
             .map(|(shape, events)| ShapeProbe { shape: Shape::of(*shape), events })
             .collect();
-        ShapeForecaster::new(&probes).unwrap()
+        ShapeForecaster::new(Axes::batch_and_length(), &probes).unwrap()
     }
 }
 
@@ -248,7 +248,7 @@ fn gradients_that_the_first_of_many_micro_steps_leaves_are_dropped_where_the_pro
             let probes = PROBES.iter().zip(&recordings);
             let probes: Vec<_> =
                 probes.map(|(shape, events)| ShapeProbe { shape: Shape::of(*shape), events }).collect();
-            let forecaster = ShapeForecaster::new(&probes).unwrap();
+            let forecaster = ShapeForecaster::new(Axes::batch_and_length(), &probes).unwrap();
             for accumulation in [recorded, 5, 8, 40] {
                 let run = lengths(6 * accumulation);
                 let shapes = shapes(&run);

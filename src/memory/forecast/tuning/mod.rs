@@ -241,7 +241,7 @@ impl Observer for Unobserved {
 }
 
 /// Why nothing was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TuneError {
     /// Somebody wanted to leave.
     #[error("the search for settings was interrupted")]

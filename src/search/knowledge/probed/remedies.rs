@@ -14,7 +14,7 @@ use crate::data::run_shapes::RunShapes;
 use crate::data::{DataSpec, Padding};
 use crate::memory::Trim;
 use crate::memory::forecast::Method;
-use crate::memory::forecast::batching::{BatchedRun, Batching, Lengths, Order, Outline, advised, standard};
+use crate::memory::forecast::batching::{BatchedRun, Batching, Lengths, Order, Outline, Unit, advised, standard};
 use crate::memory::forecast::long_run::Breach;
 use crate::memory::policy;
 use crate::search::History;
@@ -91,7 +91,7 @@ fn ways(own: &Coming<'_>, drawn: Option<&Drawn>, reach: Reach) -> Vec<Way> {
     if let Some(drawn) = drawn.filter(|_| own.basis.varies && data.padding == Padding::Longest) {
         let outline = Outline::of_steps(batching, drawn, u64::from(own.run.horizon_steps));
         // No batch has more tokens than the longest has today.
-        let larger = batching.under_budget(outline.most_tokens, drawn.longest());
+        let larger = Batching { order: Order::ByLength, ..batching }.under_budget(outline.most_tokens, drawn.longest());
         let mut others = standard(batching, drawn, &outline);
         if !others.contains(&larger) {
             others.push(larger);
@@ -221,7 +221,7 @@ fn collect(ways: &[Way], played: Vec<Option<Part>>, limit_bytes: u64) -> Option<
         .into_iter()
         .map(|(way, run)| RunRemedy {
             changes: way.changes,
-            reason: run.against(&as_it_is, way.changes.token_budget),
+            reason: run.against(&as_it_is, way.changes.token_budget, Unit::Tokens),
             offered: gains(&as_it_is, &run, limit_bytes),
             run,
         })

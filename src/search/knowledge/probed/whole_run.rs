@@ -17,7 +17,7 @@ use super::Probed;
 use super::coming::{Coming, Setting};
 use crate::data::DataSpec;
 use crate::data::run_shapes::RunShapes;
-use crate::memory::forecast::shape::{Shape, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::shape::{Axes, Shape, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::{Forecaster, MIN_BATCH_SIZE, Method, RunShape};
 use crate::memory::{AllocatorKind, Event, FragmentationSource, policy};
 use crate::search::History;
@@ -136,7 +136,7 @@ impl Probed {
                 events,
             })
             .collect();
-        let forecaster = ShapeForecaster::new(&probes).map_err(|error| error.to_string());
+        let forecaster = ShapeForecaster::new(Axes::batch_and_length(), &probes).map_err(|error| error.to_string());
         self.runs.recordings.remove(&family);
         self.runs.forecasters.insert(family, forecaster);
     }
@@ -236,7 +236,7 @@ impl Probed {
         let probes: Vec<ShapeProbe<'_>> = recordings
             .map(|(batch_size, events)| ShapeProbe { shape: Shape::of([batch_size as u64]), events })
             .collect();
-        let fitted = ShapeForecaster::new(&probes).map_err(|error| error.to_string())?;
+        let fitted = ShapeForecaster::new(Axes::batch(), &probes).map_err(|error| error.to_string())?;
         let (method, reason) = if kind == own {
             (fitted.method(), fitted.reason())
         } else {

@@ -3,7 +3,7 @@
 use super::super::{LongRunPoint, play};
 use super::*;
 use crate::memory::event::{Event, Mark, Phase};
-use crate::memory::forecast::shape::{LongRun, Shape, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::shape::{Axes, LongRun, Shape, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::testing::{FRAGMENTING, PROBES};
 use crate::memory::policy::native::Native;
 use crate::memory::policy::{PoolState, ReleaseThreshold, Settings};
@@ -192,7 +192,7 @@ fn a_program_that_forgets_a_tensor_is_found_under_every_setting_and_limit() {
     let probes = PROBES.iter().zip(&recordings);
     let probes: Vec<ShapeProbe<'_>> =
         probes.map(|((b, t), events)| ShapeProbe { shape: Shape::of([*b, *t]), events }).collect();
-    let forecaster = ShapeForecaster::new(&probes).unwrap();
+    let forecaster = ShapeForecaster::new(Axes::batch_and_length(), &probes).unwrap();
     let shapes = rarely_long(400);
     for limit_bytes in [1 << 40, u64::MAX] {
         for (number, settings) in settings().into_iter().enumerate() {
