@@ -1,5 +1,5 @@
-//! The whole run of a configuration with varying lengths: foretold by a search, then trained for real on the virtual
-//! device with the loader's own batches. Every step holds what was foretold, and where memory runs out it does so in the
+//! The whole run of a configuration whose samples vary in length, or whose images in their side: foretold by a search, then
+//! trained for real on the virtual device with the loader's own batches. Every step holds what was foretold, and where memory runs out it does so in the
 //! step that was named.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on must panic")]
 
@@ -12,7 +12,7 @@ use batchtune::config::plan::Subject;
 use batchtune::config::{self, Plan};
 use batchtune::data::loader::{Loader, LoaderConfig};
 use batchtune::data::rules::BatchRules;
-use batchtune::data::{self, Batch, DataError, Dataset, Sample};
+use batchtune::data::{self, Batch, DataError, Dataset, Place, Sample};
 use batchtune::device::{self, DeviceChoice, DeviceSession, LargestRequest, StepError};
 use batchtune::memory::forecast::Method;
 use batchtune::memory::forecast::long_run::LongRunFigures;
@@ -36,13 +36,18 @@ const STAGED: usize = 1;
 /// The virtual device is one at a time in a process.
 static DEVICE: Mutex<()> = Mutex::new(());
 
+const TEXTS: &str = "model: {family: gpt, preset: nano, layers: 1, heads: 2, hidden_size: 192, vocabulary_size: 101, \
+                     sequence_length: 64}\n\
+                     data: {sequence_length: {min: 8, max: 64}, pin_memory: false}\n";
+/// A net that halves an image four times.
+const IMAGES: &str = "model: {family: resnet, preset: nano, hidden_size: 8}\n\
+                      data: {image_size: {min: 32, max: 112, multiple_of: 16, every: 2}, pin_memory: false}\n";
+
 /// A study of one batch size, which ends with a status.
-fn study(folder: &Path, batch_size: usize, terms: &str, status: i32) -> (Plan, Contents) {
+fn study(folder: &Path, workload: &str, batch_size: usize, terms: &str, status: i32) -> (Plan, Contents) {
     let path = folder.join("model.yaml");
     let text = format!(
-        "version: 1\ndevice: cpu\nmodel: {{family: gpt, preset: nano, layers: 1, heads: 2, hidden_size: 192, \
-         vocabulary_size: 101, sequence_length: 64}}\n\
-         data: {{source: synthetic, sequence_length: {{min: 8, max: 64}}, pin_memory: false}}\n\
+        "version: 1\ndevice: cpu\n{workload}\
          target: {{batch_size: {batch_size}}}\n\
          search: {{loader_workers: [0], device_prefetch: [{STAGED}], accumulation_steps: [1]}}\n\
          trial: {{warmup_steps: 1, steps: 3, soak_steps: {SOAK_STEPS}}}\n{terms}"
@@ -79,6 +84,9 @@ impl Dataset for Part {
     }
     fn sample(&self, index: usize) -> Result<Sample, DataError> {
         self.whole.sample(index)
+    }
+    fn sample_of_side(&self, place: Place, side: usize) -> Result<Sample, DataError> {
+        self.whole.sample_of_side(place, side)
     }
     fn input_shape(&self) -> Vec<usize> {
         self.whole.input_shape()
@@ -164,11 +172,11 @@ fn foretold(plan: &Plan, records: &[&TrialRecord], folder: &Path, limit_bytes: u
     let (allocator, planned) = (AllocatorKind::Native, AllocatorKind::Auto);
     let terms = Terms { limit_bytes, allocator, alloc_conf: None, planned, safety: plan.safety, run: Some(run) };
     let mut probed = Probed::new(terms);
-    for record in records.iter().filter(|record| record.spec.is_length_probe()) {
+    for record in records.iter().filter(|record| record.spec.is_shape_probe()) {
         let trace = std::fs::read(recording_path(&folder.join("study"), &record.spec)).unwrap();
         let (_, trace) = file::read(&trace).unwrap();
         probed.count_samples(record.measurement.as_ref().unwrap().training_samples.unwrap());
-        probed.add_length_probe(&record.spec.point, record.spec.length.unwrap(), trace.events);
+        probed.add_shape_probe(&record.spec.point, record.spec.sample_size.unwrap(), trace.events);
     }
     let point = &records.last().unwrap().spec.point;
     let mut found = probed.play(point, &History::default(), &mut |_| ControlFlow::Continue(())).unwrap();
@@ -176,11 +184,11 @@ fn foretold(plan: &Plan, records: &[&TrialRecord], folder: &Path, limit_bytes: u
     found.runs.remove(0).figures
 }
 
-#[test]
-fn a_search_foretells_every_step_of_the_run_that_comes_and_the_step_that_memory_runs_out_in() {
+/// Searches, then trains, under what there is and under less. Gives the steps that memory ran out in, each as foretold.
+fn steps_that_are_foretold(workload: &str, safety: &str) -> Vec<u32> {
     let folder = tempfile::tempdir().unwrap();
-    let terms = format!("seed: 3\nmemory: {{limit: 2GiB}}\nsafety: {{horizon_steps: {STEPS}}}\n");
-    let (plan, contents) = study(folder.path(), 2, &terms, 0);
+    let terms = format!("seed: 3\nmemory: {{limit: 2GiB}}\nsafety: {{horizon_steps: {STEPS}{safety}}}\n");
+    let (plan, contents) = study(folder.path(), workload, 2, &terms, 0);
     let records: Vec<&TrialRecord> = contents.finished().map(|(record, _)| record).collect();
     let soak = records.last().unwrap();
     assert!(soak.spec.is_soak());
@@ -210,7 +218,19 @@ fn a_search_foretells_every_step_of_the_run_that_comes_and_the_step_that_memory_
         assert_eq!(real, foretold, "under {} of memory", Bytes(limit_bytes));
         ends.extend(real);
     }
+    ends
+}
+
+#[test]
+fn a_search_foretells_every_step_of_the_run_that_comes_and_the_step_that_memory_runs_out_in() {
+    let ends = steps_that_are_foretold(TEXTS, "");
     assert!(ends.iter().any(|step| *step > SOAK_STEPS), "later than any step of the soak: {ends:?}");
+}
+
+#[test]
+fn a_search_foretells_every_step_of_a_run_whose_images_vary_in_their_side() {
+    let ends = steps_that_are_foretold(IMAGES, ", fragmentation_threshold: 90%");
+    assert!(!ends.is_empty(), "some limit is too low");
 }
 
 #[test]
@@ -220,7 +240,7 @@ fn a_size_whose_run_breaks_is_refused_with_the_step_in_which_it_does_and_with_wh
     let terms = format!(
         "seed: 9\nmemory: {{limit: 200MiB}}\nsafety: {{horizon_steps: {STEPS}, fragmentation_threshold: 25%}}\n"
     );
-    let (plan, contents) = study(folder.path(), 8, &terms, 3);
+    let (plan, contents) = study(folder.path(), TEXTS, 8, &terms, 3);
     let records: Vec<&TrialRecord> = contents.finished().map(|(record, _)| record).collect();
     assert!(records.iter().all(|record| record.completed() && !record.spec.is_soak()), "it is never soaked");
     let (outlook, figures) = played(&contents);

@@ -3,9 +3,8 @@
 //! The probes' events can be replayed under any settings, so every candidate is tried at the chosen size without running
 //! it ([`tuning`](crate::memory::forecast::tuning)):
 //!
-//! - over the coming run itself, where the lengths of its samples vary and the run is forecast exactly. That takes up to a
-//!   minute, so the driver does it ([`Ask::TuneAllocator`]), once the probes of the run and its play under the program's
-//!   own settings are there;
+//! - over the coming run itself, where its shapes vary and it is forecast exactly. That takes up to a minute, so the driver
+//!   does it ([`Ask::TuneAllocator`]), once the probes of the run and its play under the program's own settings are there;
 //! - else over steps that are all alike, or of the settings that the configuration lists.
 //!
 //! The one that holds the least memory is confirmed by a real trial. Where steps are alike it wins as any point does, by
@@ -85,7 +84,7 @@ impl Staged {
     /// What a search over the coming run came to for a point with the program's own settings; `None` where there can be no
     /// such search. Leaves with what the search needs, and with it.
     fn tuned_over_run<'a>(&self, view: View<'a>, own: &Point) -> Result<Option<&'a TunedRun>, Ask> {
-        if !self.space.may_tune_allocator() || !self.space.has_varying_lengths() || !view.knowledge.can_play(own) {
+        if !self.space.may_tune_allocator() || !self.space.has_varying_shapes() || !view.knowledge.can_play(own) {
             return Ok(None);
         }
         let outlook = self.outlook(view, own)?;

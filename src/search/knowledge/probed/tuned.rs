@@ -5,7 +5,7 @@
 //!
 //! - Where all batches are alike ([`Probed::tuned`]), what is played is a run of full batches: as many as it takes for the
 //!   cache to settle. That is done in no time.
-//! - Where their lengths vary ([`Probed::tune_run`]), it is the coming run itself, as far as it is played in a minute
+//! - Where their shapes vary ([`Probed::tune_run`]), it is the coming run itself, as far as it is played in a minute
 //!   ([`EVENTS_OF_A_PLAY`]). What wins over that far is played to the horizon before it is soaked, like any point.
 
 use super::Probed;
