@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use batchtune::config::plan::Subject;
@@ -36,27 +36,52 @@ const STAGED: usize = 1;
 /// The virtual device is one at a time in a process.
 static DEVICE: Mutex<()> = Mutex::new(());
 
-const TEXTS: &str = "model: {family: gpt, preset: nano, layers: 1, heads: 2, hidden_size: 192, vocabulary_size: 101, \
-                     sequence_length: 64}\n\
-                     data: {sequence_length: {min: 8, max: 64}, pin_memory: false}\n";
-/// A net that halves an image four times.
-const IMAGES: &str = "model: {family: resnet, preset: nano, hidden_size: 8}\n\
-                      data: {image_size: {min: 32, max: 112, multiple_of: 16, every: 2}, pin_memory: false}\n";
+/// A file and what is set beside it.
+struct Configuration {
+    path: PathBuf,
+    set: Vec<String>,
+}
 
-/// A study of one batch size, which ends with a status.
-fn study(folder: &Path, workload: &str, batch_size: usize, terms: &str, status: i32) -> (Plan, Contents) {
+/// A small GPT on samples of varying length.
+fn texts(folder: &Path, batch_size: usize, terms: &str) -> Configuration {
     let path = folder.join("model.yaml");
     let text = format!(
-        "version: 1\ndevice: cpu\n{workload}\
+        "version: 1\ndevice: cpu\nmodel: {{family: gpt, preset: nano, layers: 1, heads: 2, hidden_size: 192, \
+         vocabulary_size: 101, sequence_length: 64}}\n\
+         data: {{source: synthetic, sequence_length: {{min: 8, max: 64}}, pin_memory: false}}\n\
          target: {{batch_size: {batch_size}}}\n\
          search: {{loader_workers: [0], device_prefetch: [{STAGED}], accumulation_steps: [1]}}\n\
          trial: {{warmup_steps: 1, steps: 3, soak_steps: {SOAK_STEPS}}}\n{terms}"
     );
     std::fs::write(&path, text).unwrap();
+    Configuration { path, set: Vec::new() }
+}
+
+/// The example of images of varying side, made smaller.
+fn images() -> Configuration {
+    let set = [
+        "model.hidden_size=8".to_owned(),
+        "data.image_size.every=2".to_owned(),
+        "data.pin_memory=false".to_owned(),
+        "target.batch_size=2".to_owned(),
+        format!("search={{loader_workers: [0], device_prefetch: [{STAGED}], accumulation_steps: [1]}}"),
+        format!("trial={{warmup_steps: 1, steps: 3, soak_steps: {SOAK_STEPS}}}"),
+        "memory.limit=2GiB".to_owned(),
+        format!("safety={{horizon_steps: {STEPS}, fragmentation_threshold: 90%}}"),
+        "seed=3".to_owned(),
+    ];
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/multi-scale.yaml");
+    Configuration { path, set: set.into() }
+}
+
+/// A study of one batch size, which ends with a status.
+fn study(folder: &Path, configuration: &Configuration, status: i32) -> (Plan, Contents) {
+    let Configuration { path, set } = configuration;
     let mut tune = assert_cmd::Command::cargo_bin("tune").unwrap();
-    tune.current_dir(folder).args(["--config", "model.yaml", "--output", "found.yaml", "--study", "study"]);
+    tune.current_dir(folder).arg("--config").arg(path).args(["--output", "found.yaml", "--study", "study"]);
+    tune.args(set.iter().flat_map(|set| ["--set", set]));
     tune.timeout(std::time::Duration::from_secs(240)).assert().code(status);
-    (config::load(&path, &[]).unwrap().plan, journal::read(&folder.join("study/journal.jsonl")).unwrap())
+    (config::load(path, set).unwrap().plan, journal::read(&folder.join("study/journal.jsonl")).unwrap())
 }
 
 fn found(folder: &Path) -> serde_json::Value {
@@ -185,17 +210,15 @@ fn foretold(plan: &Plan, records: &[&TrialRecord], folder: &Path, limit_bytes: u
 }
 
 /// Searches, then trains, under what there is and under less. Gives the steps that memory ran out in, each as foretold.
-fn steps_that_are_foretold(workload: &str, safety: &str) -> Vec<u32> {
-    let folder = tempfile::tempdir().unwrap();
-    let terms = format!("seed: 3\nmemory: {{limit: 2GiB}}\nsafety: {{horizon_steps: {STEPS}{safety}}}\n");
-    let (plan, contents) = study(folder.path(), workload, 2, &terms, 0);
+fn steps_that_are_foretold(folder: &Path, configuration: &Configuration) -> Vec<u32> {
+    let (plan, contents) = study(folder, configuration, 0);
     let records: Vec<&TrialRecord> = contents.finished().map(|(record, _)| record).collect();
     let soak = records.last().unwrap();
     assert!(soak.spec.is_soak());
     let outlook = soak.outlook.as_ref().unwrap();
     assert_eq!((outlook.method, outlook.steps, &outlook.breach), (Method::Exact, STEPS, &None), "{}", outlook.reason);
     let (_, figures) = played(&contents);
-    let found = found(folder.path());
+    let found = found(folder);
     assert_eq!(found["status"], "safe");
     let check = found["checks"].as_array().unwrap().iter().find(|check| check["rule"] == "whole_run").unwrap();
     assert_eq!((&check["passed"], &check["warning"]), (&true.into(), &false.into()), "{check}");
@@ -213,7 +236,7 @@ fn steps_that_are_foretold(workload: &str, safety: &str) -> Vec<u32> {
     let mut ends = Vec::new();
     for percent in [85, 91, 97] {
         let limit_bytes = outlook.peak_reserved_bytes * percent / 100;
-        let foretold = foretold(&plan, &records, folder.path(), limit_bytes).out_of_memory.map(|end| end.step);
+        let foretold = foretold(&plan, &records, folder, limit_bytes).out_of_memory.map(|end| end.step);
         let (_, real) = Run { limit_bytes, ..run }.train();
         assert_eq!(real, foretold, "under {} of memory", Bytes(limit_bytes));
         ends.extend(real);
@@ -223,13 +246,16 @@ fn steps_that_are_foretold(workload: &str, safety: &str) -> Vec<u32> {
 
 #[test]
 fn a_search_foretells_every_step_of_the_run_that_comes_and_the_step_that_memory_runs_out_in() {
-    let ends = steps_that_are_foretold(TEXTS, "");
+    let folder = tempfile::tempdir().unwrap();
+    let terms = format!("seed: 3\nmemory: {{limit: 2GiB}}\nsafety: {{horizon_steps: {STEPS}}}\n");
+    let ends = steps_that_are_foretold(folder.path(), &texts(folder.path(), 2, &terms));
     assert!(ends.iter().any(|step| *step > SOAK_STEPS), "later than any step of the soak: {ends:?}");
 }
 
 #[test]
 fn a_search_foretells_every_step_of_a_run_whose_images_vary_in_their_side() {
-    let ends = steps_that_are_foretold(IMAGES, ", fragmentation_threshold: 90%");
+    let folder = tempfile::tempdir().unwrap();
+    let ends = steps_that_are_foretold(folder.path(), &images());
     assert!(!ends.is_empty(), "some limit is too low");
 }
 
@@ -240,7 +266,7 @@ fn a_size_whose_run_breaks_is_refused_with_the_step_in_which_it_does_and_with_wh
     let terms = format!(
         "seed: 9\nmemory: {{limit: 200MiB}}\nsafety: {{horizon_steps: {STEPS}, fragmentation_threshold: 25%}}\n"
     );
-    let (plan, contents) = study(folder.path(), TEXTS, 8, &terms, 3);
+    let (plan, contents) = study(folder.path(), &texts(folder.path(), 8, &terms), 3);
     let records: Vec<&TrialRecord> = contents.finished().map(|(record, _)| record).collect();
     assert!(records.iter().all(|record| record.completed() && !record.spec.is_soak()), "it is never soaked");
     let (outlook, figures) = played(&contents);

@@ -6,7 +6,7 @@ use super::whole_run::RunTerms;
 use super::*;
 use crate::data::{DataSpec, ImageSizeSpec, LengthDistribution, LengthSpec, Padding};
 use crate::memory::Trim;
-use crate::memory::forecast::testing::FRAGMENTING;
+use crate::memory::forecast::testing::{FRAGMENTING, Program};
 use crate::memory::forecast::tuning::{MAX_PLAYS, Observer, Unobserved};
 use crate::search::machine::Machine;
 use crate::search::scripted::plan;
@@ -144,6 +144,19 @@ fn a_run_of_images_is_the_same_on_all_ranks_and_one_that_breaks_is_offered_relea
     assert!(tried.len() == 2 && tried.iter().all(releases), "{tried:?}");
     let (settings, _) = tight.tune_run(&point, &History::default(), &Unobserved).unwrap();
     assert_eq!((settings.steps, settings.horizon_steps), (300, 300), "{}", settings.reason);
+}
+
+#[test]
+fn sides_at_which_a_net_does_other_things_are_told_with_what_may_help() {
+    let (mut probed, point) = known_images(u64::MAX, 1);
+    for (batch_size, size) in shape_probes::shapes(&probed.terms.run.clone().unwrap().data).unwrap() {
+        let ahead = if size.value().is_multiple_of(64) { 2 } else { 1 };
+        let events = Program { ahead, ..FRAGMENTING }.record(&[(batch_size as u64, size.value() as u64); 5]);
+        probed.add_shape_probe(&Point { batch_size, ..point.clone() }, size, events);
+    }
+    let outlook = probed.play(&point, &History::default(), &mut patient).unwrap().outlook;
+    assert_eq!(outlook.method, Method::None);
+    assert!(outlook.reason.contains("`data.image_size.multiple_of` is to be"), "{}", outlook.reason);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use super::Probed;
 use super::coming::{Coming, Setting};
 use crate::data::run_shapes::RunShapes;
 use crate::data::{DataSpec, SampleSize};
-use crate::memory::forecast::shape::{Axes, Shape, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::shape::{Axes, Shape, ShapeError, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::{Forecaster, MIN_BATCH_SIZE, Method, RunShape};
 use crate::memory::{AllocatorKind, Event, FragmentationSource, policy};
 use crate::search::History;
@@ -136,10 +136,9 @@ impl Probed {
                 events,
             })
             .collect();
-        let forecaster = Axes::batch()
-            .and(sample_size.axis())
-            .map_err(|error| error.to_string())
-            .and_then(|axes| ShapeForecaster::new(axes, &probes).map_err(|error| error.to_string()));
+        let forecaster = Axes::batch().and(sample_size.axis()).map_err(|error| error.to_string()).and_then(|axes| {
+            ShapeForecaster::new(axes, &probes).map_err(|error| format!("{error}{}", hint(&error, sample_size)))
+        });
         self.runs.recordings.remove(&family);
         self.runs.forecasters.insert(family, forecaster);
     }
@@ -255,6 +254,17 @@ fn third_probe(forecaster: &Forecaster) -> Option<Vec<Event>> {
         return None;
     }
     Some(forecaster.events(RunShape::recorded(THIRD_BATCH)).ok().flatten()?.collect())
+}
+
+/// What may help where probes at sides of their own do not fit together.
+fn hint(error: &ShapeError, size: SampleSize) -> &'static str {
+    match (error, size) {
+        (ShapeError::Misaligned(_) | ShapeError::Misfits { .. }, SampleSize::Side(_)) => {
+            " (hint: where a net halves an image, an odd side takes another path; `data.image_size.multiple_of` is to be what \
+             it divides sides by in all)"
+        }
+        _ => "",
+    }
 }
 
 /// Why there are not enough recordings at shapes of their own.
