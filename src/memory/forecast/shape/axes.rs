@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use super::{MAX_AXES, Shape};
+use super::{MAX_AXES, Monomial, Shape};
 
 /// The first axis: all samples of a micro-batch.
 pub const BATCH: &str = "batch";
@@ -106,6 +106,11 @@ impl Axes {
     pub fn named(&self, shape: Shape) -> NamedShape {
         NamedShape { axes: self.clone(), shape }
     }
+
+    /// A monomial with its names.
+    pub fn named_term(&self, monomial: Monomial) -> NamedMonomial {
+        NamedMonomial { axes: self.clone(), monomial }
+    }
 }
 
 fn is_name(name: &str) -> bool {
@@ -140,6 +145,27 @@ impl fmt::Display for NamedShape {
     }
 }
 
+/// A monomial and what its powers are of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedMonomial {
+    axes: Axes,
+    monomial: Monomial,
+}
+
+impl fmt::Display for NamedMonomial {
+    /// `batch·length²`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let powers = self.axes.names().zip(self.monomial.exponents()).filter_map(|(name, exponent)| match exponent {
+            0 => None,
+            1 => Some(name.to_owned()),
+            2 => Some(format!("{name}²")),
+            more => Some(format!("{name}^{more}")),
+        });
+        let powers: Vec<String> = powers.collect();
+        f.pad(&if powers.is_empty() { "a constant".to_owned() } else { powers.join("·") })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,6 +176,16 @@ mod tests {
         assert_eq!(axes.named(Shape::of([2, 64, 96])).to_string(), "batch 2, height 64, width 96");
         assert_eq!((axes.count(), axes.place("width"), axes.place("side")), (3, Some(2), None));
         assert_eq!(Axes::of(["batch", "length"]), Ok(Axes::batch_and_length()));
+        let terms: Vec<String> = super::super::monomials(2)
+            .into_iter()
+            .map(|term| Axes::batch_and_length().named_term(term).to_string())
+            .collect();
+        assert_eq!(terms[0], "a constant");
+        assert!(
+            ["batch", "length", "batch·length", "length²", "batch·length²"]
+                .iter()
+                .all(|name| terms.iter().any(|term| term == name))
+        );
     }
 
     #[test]

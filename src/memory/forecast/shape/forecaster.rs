@@ -1,22 +1,19 @@
 //! Probes at a handful of shapes in, runs of any shapes out.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
-use super::{Axes, RunShapes, Shape, SizeFit, fit};
+use super::fitted::Fitted;
+use super::{Axes, RunShapes, Shape, ShapeError};
 use crate::memory::event::Event;
 use crate::memory::forecast::ForecastError;
 use crate::memory::forecast::Probed;
-use crate::memory::forecast::align::{Difference, align};
+use crate::memory::forecast::align::align;
 use crate::memory::forecast::basis::with_equal_updates;
 use crate::memory::forecast::recording::{PartKind, Recording};
 use crate::memory::forecast::report::Method;
 use crate::memory::forecast::run::shaped::{ShapeFits, Shaped, Shapes};
 use crate::memory::forecast::run::{Doubled, LongScript, LongTerms, Releases, RunEvents, steps_of_an_update};
 use crate::memory::policy::FastHash;
-use crate::units::plural;
-
-/// Sizes that fit no polynomial may be this share of all bytes; where more is off, the probes did not really do the same.
-const MAX_MISFIT_SHARE: f64 = 0.01;
 
 /// A recording of a few updates at one shape.
 #[derive(Clone, Copy, Debug)]
@@ -25,72 +22,6 @@ pub struct ShapeProbe<'a> {
     pub shape: Shape,
     /// Everything the device saw, in order.
     pub events: &'a [Event],
-}
-
-/// Why there is no forecast.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ShapeError {
-    /// Too few shapes.
-    #[error(
-        "{found} probes at different shapes, and {needed} are needed (hint: vary every axis, the batch from 2 on; the axes \
-         are {axes})"
-    )]
-    TooFewProbes {
-        /// Those there are.
-        found: usize,
-        /// Those it takes.
-        needed: usize,
-        /// What is to vary.
-        axes: Axes,
-    },
-    /// A shape that has other axes.
-    #[error("a probe has the shape `{shape}`, and the axes are {axes}")]
-    OtherAxes {
-        /// The shape.
-        shape: Shape,
-        /// The axes.
-        axes: Axes,
-    },
-    /// An axis that does not vary.
-    #[error(
-        "all probes have `{axis} {value}`, which does not tell how sizes follow it (hint: vary it, or leave it out)"
-    )]
-    Constant {
-        /// The name of the axis.
-        axis: String,
-        /// Its one value.
-        value: u64,
-    },
-    /// The probes did other things.
-    #[error("{0}")]
-    Misaligned(Difference),
-    /// There is nothing in them.
-    #[error("the probes recorded no allocation")]
-    NothingRecorded,
-    /// Sizes that follow no polynomial, and are large.
-    #[error("{count} allocations with {percent:.1} % of all bytes follow no polynomial of the shape")]
-    Misfits {
-        /// How many.
-        count: usize,
-        /// Their share.
-        percent: Percent,
-    },
-}
-
-/// A share for a message, in tenths of a percent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Percent(u32);
-
-impl Percent {
-    fn of(part: u128, whole: u128) -> Self {
-        Self(if whole == 0 { 0 } else { (part as f64 / whole as f64 * 1000.0).round() as u32 })
-    }
-}
-
-impl std::fmt::Display for Percent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(&format!("{}.{}", self.0 / 10, self.0 % 10))
-    }
 }
 
 /// The long run that is to be forecast. Cadences count updates, as a training loop does, and 0 is never.
@@ -125,13 +56,10 @@ impl<'a> LongRun<'a> {
 pub struct ShapeForecaster {
     axes: Axes,
     recording: Recording,
-    fits: ShapeFits,
+    fitted: Fitted,
     /// The same with one more micro-step an update, where three were recorded.
     doubled: Option<(Recording, ShapeFits)>,
     batch_size: usize,
-    distinct: usize,
-    misfits: usize,
-    worst_permille: u64,
 }
 
 impl ShapeForecaster {
@@ -158,84 +86,29 @@ impl ShapeForecaster {
                 .map_err(ShapeError::Misaligned)?;
         }
         let columns: Vec<Vec<u64>> = recorded.iter().map(|probe| probe.recording.sizes().collect()).collect();
-        let mut forecaster = Self {
-            axes,
-            recording: first.recording.clone().without_its_end(),
-            fits: ShapeFits::default(),
-            doubled: None,
-            batch_size: first.batch_size,
-            distinct: 0,
-            misfits: 0,
-            worst_permille: 0,
-        };
-        forecaster.fit_all(&shapes, &columns)?;
+        let recording = first.recording.clone().without_its_end();
+        let fitted = Fitted::of(&axes, &shapes, recording.allocations(), &columns)?;
+        let mut forecaster = Self { axes, recording, fitted, doubled: None, batch_size: first.batch_size };
         forecaster.doubled = forecaster.double();
         Ok(forecaster)
     }
 
-    fn fit_all(&mut self, shapes: &[Shape], columns: &[Vec<u64>]) -> Result<(), ShapeError> {
-        let mut known: HashMap<Vec<u64>, u32> = HashMap::new();
-        let (mut off_bytes, mut bytes) = (0_u128, 0_u128);
-        for ordinal in 0..self.recording.allocations() {
-            let sizes: Vec<u64> = columns.iter().map(|column| column.get(ordinal).copied().unwrap_or(0)).collect();
-            let largest = u128::from(sizes.iter().copied().max().unwrap_or(0));
-            let new = u32::try_from(self.fits.fits.len()).unwrap_or(u32::MAX);
-            let place = *known.entry(sizes).or_insert_with_key(|sizes| {
-                self.fits.fits.push(fit(shapes, sizes));
-                new
-            });
-            self.fits.of.push(place);
-            bytes += largest;
-            match self.fits.fits.get(place as usize) {
-                Some(SizeFit::Exact(_)) => {}
-                Some(SizeFit::Bounded { off_permille, .. }) => {
-                    self.misfits += 1;
-                    self.worst_permille = self.worst_permille.max(*off_permille);
-                    off_bytes += largest;
-                }
-                Some(SizeFit::Unknown) | None => {
-                    self.misfits += 1;
-                    self.worst_permille = 1000;
-                    off_bytes += bytes;
-                }
-            }
-        }
-        self.distinct = self.fits.fits.len();
-        if off_bytes as f64 > MAX_MISFIT_SHARE * bytes as f64 {
-            return Err(ShapeError::Misfits { count: self.misfits, percent: Percent::of(off_bytes, bytes) });
-        }
-        Ok(())
-    }
-
     fn double(&self) -> Option<(Recording, ShapeFits)> {
-        let of = &self.fits.of;
+        let ShapeFits { fits, of } = &self.fitted.fits;
         let Doubled { recording, of: stands_for } =
             Doubled::of(&self.recording, |one, other| of.get(one) == of.get(other))?;
         let of = stands_for.into_iter().map(|ordinal| of.get(ordinal).copied()).collect::<Option<_>>()?;
-        Some((recording, ShapeFits { fits: self.fits.fits.clone(), of }))
+        Some((recording, ShapeFits { fits: fits.clone(), of }))
     }
 
     /// `exact` where every size is a polynomial that a further probe confirmed, `affine` where some were bounded.
     pub fn method(&self) -> Method {
-        if self.misfits == 0 { Method::Exact } else { Method::Affine }
+        if self.fitted.unsure() == 0 { Method::Exact } else { Method::Affine }
     }
 
     /// How the sizes fit, for people.
     pub fn reason(&self) -> String {
-        let allocations = self.recording.allocations();
-        match self.misfits {
-            0 => {
-                let (subject, verb) =
-                    (plural(allocations, "allocation"), if allocations == 1 { "follows" } else { "follow" });
-                format!("all {subject} {verb} {} of the shape", plural(self.distinct, "polynomial"))
-            }
-            misfits => format!(
-                "{misfits} of {allocations} allocations follow no polynomial of the shape; they are small, were off by up \
-                 to {}.{} % in the probes and are taken as that much larger",
-                self.worst_permille / 10,
-                self.worst_permille % 10
-            ),
-        }
+        self.fitted.to_string()
     }
 
     /// What its shapes have values of.
@@ -264,7 +137,7 @@ impl ShapeForecaster {
             if shape.axes() != self.axes.count() {
                 return Err(ForecastError::OtherAxes { axes: self.axes.clone(), shape });
             }
-            if self.fits.fits.iter().any(|fit| !fit.has_size_at(&shape)) {
+            if self.fitted.fits.fits.iter().any(|fit| !fit.has_size_at(&shape)) {
                 return Err(ForecastError::NoSize { shape: self.axes.named(shape) });
             }
         }
@@ -277,7 +150,7 @@ impl ShapeForecaster {
         let steps_of_an_update = run.accumulation_steps.unwrap_or(recorded).max(1);
         let (recording, fits) = match &self.doubled {
             Some((recording, fits)) if steps_of_an_update > recorded => (recording, fits),
-            _ => (&self.recording, &self.fits),
+            _ => (&self.recording, &self.fitted.fits),
         };
         let terms = LongTerms {
             batch_size: self.batch_size,
@@ -311,4 +184,87 @@ fn check(axes: &Axes, shapes: &[Shape]) -> Result<(), ShapeError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Mark;
+    use crate::memory::forecast::testing::Recorder;
+
+    /// Four steps of a convolution over padded images.
+    fn record(b: u64, h: u64, w: u64) -> Vec<Event> {
+        let mut recorder = Recorder::default();
+        recorder.alloc(1 << 20);
+        for step in 0..4 {
+            recorder.mark(Mark::Step(step));
+            let made = [4 * 3 * b * h * w, 4 * 16 * b * (h + 2) * (w + 2), 4 * 16 * b * h * w]
+                .map(|bytes| recorder.alloc(bytes));
+            made.into_iter().rev().for_each(|one| recorder.free(one));
+        }
+        recorder.events
+    }
+
+    fn forecaster(axes: Axes, shapes: &[Vec<u64>]) -> Result<ShapeForecaster, ShapeError> {
+        let at = |shape: &[u64], place: usize| shape.get(place).or(shape.last()).copied().unwrap();
+        let recordings: Vec<_> = shapes.iter().map(|shape| record(shape[0], at(shape, 1), at(shape, 2))).collect();
+        let probes = shapes.iter().zip(&recordings);
+        let probes = probes.map(|(shape, events)| ShapeProbe { shape: Shape::new(shape).unwrap(), events });
+        ShapeForecaster::new(axes, &probes.collect::<Vec<_>>())
+    }
+
+    fn images() -> Axes {
+        Axes::of(["batch", "height", "width"]).unwrap()
+    }
+
+    fn eight() -> Vec<Vec<u64>> {
+        let shapes = [
+            [2, 64, 40],
+            [3, 64, 72],
+            [2, 96, 56],
+            [3, 97, 33],
+            [5, 160, 96],
+            [4, 128, 49],
+            [7, 200, 65],
+            [3, 33, 120],
+        ];
+        shapes.map(Vec::from).to_vec()
+    }
+
+    #[test]
+    fn images_of_two_sides_are_forecast_from_eight_probes() {
+        let fitted = forecaster(images(), &eight()).unwrap();
+        assert_eq!((fitted.method(), fitted.axes()), (Method::Exact, &images()), "{}", fitted.reason());
+        let run = vec![Shape::of([8, 224, 320]), Shape::of([8, 320, 224])];
+        let events = fitted.events(LongRun::of(&run)).unwrap();
+        let sizes: Vec<u64> = Recording::collect(events).sizes().collect();
+        assert_eq!(sizes[..4], Recording::of(&record(8, 224, 320)).sizes().collect::<Vec<_>>()[..4]);
+        let other = vec![Shape::of([8, 224])];
+        let refused = fitted.events(LongRun::of(&other)).unwrap_err().to_string();
+        assert_eq!(refused, "the run has the shape `8 × 224`, and the recordings the axes batch, height, width");
+        let large = vec![Shape::of([8, 1 << 24, 1 << 24])];
+        let refused = fitted.events(LongRun::of(&large)).unwrap_err().to_string();
+        assert!(refused.starts_with("the sizes at `batch 8, height 16777216, width 16777216`"), "{refused}");
+    }
+
+    #[test]
+    fn an_axis_that_tells_too_little_is_named() {
+        let refused = |axes: Axes, shapes: &[Vec<u64>]| forecaster(axes, shapes).unwrap_err().to_string();
+        let of_one_height: Vec<_> = eight().iter().map(|shape| vec![shape[0], 64, shape[2]]).collect();
+        assert!(refused(images(), &of_one_height).starts_with("all probes have `height 64`"));
+        let square: Vec<_> = eight().iter().map(|shape| vec![shape[0], shape[1], shape[1]]).collect();
+        let told = refused(images(), &square);
+        assert!(told.contains("more than one polynomial of the shape: the probes do not tell `"), "{told}");
+        assert!(told.ends_with("(hint: vary height and width more, and each apart from the others)"), "{told}");
+        // As one axis they are told.
+        let sides: Vec<_> = eight().iter().map(|shape| vec![shape[0], shape[1]]).collect();
+        assert_eq!(forecaster(Axes::of(["batch", "side"]).unwrap(), &sides).unwrap().method(), Method::Exact);
+        let told = refused(images(), &eight()[..7]);
+        assert!(told.contains("with up to 3 terms, which is all that 7 probes tell (hint: 8 probes tell 4)"), "{told}");
+        let told = refused(images(), &eight()[..4]);
+        assert!(told.starts_with("4 probes at different shapes, and 5 are needed"), "{told}");
+        assert!(told.ends_with("the axes are batch, height, width)"), "{told}");
+        let told = refused(Axes::batch_and_length(), &eight());
+        assert_eq!(told, "a probe has the shape `2 × 64 × 40`, and the axes are batch, length");
+    }
 }

@@ -4,22 +4,35 @@
 //! sample, so every step has another shape. Sizes are still exact, because a tensor's bytes are a product of its
 //! dimensions and each dimension is one of the axes or a constant. So a size is a polynomial of the axes with whole
 //! numbers, of one power in the batch and of two in the others (attention's scores are `T²`), and a handful of tiny probes
-//! determine it: see [`fit`].
+//! determine it: see [`fit`](SizeFitter). Axes have [names](Axes), so that it can be said which of them tells too little.
+//!
+//! Two axes take seven probes that vary both; three take eight with three different values of each side, so that `H` can be
+//! told from `H²`, and each apart from the others, so that `H²` can be told from `H·W`.
 //!
 //! What is no such polynomial (padding to a multiple, a workspace that an algorithm asks for) is bounded from its samples
-//! and makes the forecast `affine`.
+//! and makes the forecast `affine`. So does a side that the strides of a convolution do not divide: `⌈H / 2⌉` follows `H / 2`
+//! at even sides alone, so probes are to have the remainders that the run's sides have.
 
 mod axes;
+mod error;
 mod fit;
+mod fitted;
 mod forecaster;
 mod monomial;
+mod polynomial;
 mod ratio;
+mod sieve;
 mod source;
 
-pub use axes::{Axes, AxesError, BATCH, LENGTH, NamedShape};
-pub use fit::{Polynomial, SizeFit, fit};
-pub use forecaster::{LongRun, ShapeError, ShapeForecaster, ShapeProbe};
+#[cfg(test)]
+mod tests;
+
+pub use axes::{Axes, AxesError, BATCH, LENGTH, NamedMonomial, NamedShape};
+pub use error::{Percent, ShapeError, Told};
+pub use fit::{SizeFit, SizeFitter};
+pub use forecaster::{LongRun, ShapeForecaster, ShapeProbe};
 pub use monomial::{Monomial, monomials};
+pub use polynomial::Polynomial;
 pub use source::RunShapes;
 
 /// The most axes that a shape has.

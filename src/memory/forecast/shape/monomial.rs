@@ -14,12 +14,20 @@ pub struct Monomial {
 }
 
 impl Monomial {
+    /// What a constant is a multiple of.
+    pub const ONE: Self = Self { exponents: [0; MAX_AXES] };
+
     /// The value at a shape; `None` where it is beyond an `i128`.
     pub fn at(self, shape: &Shape) -> Option<i128> {
         let powers = shape.values().iter().zip(self.exponents);
         powers.into_iter().try_fold(1_i128, |product, (value, exponent)| {
             product.checked_mul(i128::from(*value).checked_pow(u32::from(exponent))?)
         })
+    }
+
+    /// The power of each axis.
+    pub fn exponents(self) -> [u8; MAX_AXES] {
+        self.exponents
     }
 
     /// The sum of the powers.
@@ -30,7 +38,7 @@ impl Monomial {
 
 /// All monomials over so many axes, those of low degree first.
 pub fn monomials(axes: usize) -> Vec<Monomial> {
-    let mut all = vec![Monomial { exponents: [0; MAX_AXES] }];
+    let mut all = vec![Monomial::ONE];
     for axis in 0..axes.min(MAX_AXES) {
         let highest = if axis == 0 { BATCH_DEGREE } else { OTHER_DEGREE };
         let raised = |monomial: &Monomial, exponent: u8| {
