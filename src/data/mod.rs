@@ -264,13 +264,13 @@ fn with_length(input: &InputSpec, length: Option<LengthSpec>) -> Result<InputSpe
 
 /// The same with images of the largest side that the data asks for.
 fn with_side(mut input: InputSpec, spec: &DataSpec) -> Result<InputSpec, DataError> {
-    let Some(size) = spec.image_size else { return Ok(input) };
-    let side = size.largest().ok_or(DataError::InvalidSides)?;
+    let Some(asked) = spec.image_size else { return Ok(input) };
+    let side = asked.largest().ok_or(DataError::InvalidSides)?;
     let InputSpec::Features { shape, .. } = &mut input else { return Err(DataError::SidesOfTokens) };
     let [_, height, width] = shape.as_mut_slice() else {
         return Err(DataError::SidesOfFeatures { shape: shape.clone() });
     };
-    match size {
+    match asked {
         ImageSizeSpec::Fixed(_) if [*height, *width] != [side, side] => {
             return Err(DataError::OtherSide { side, takes: shape.clone() });
         }

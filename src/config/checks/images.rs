@@ -49,9 +49,9 @@ impl Checks<'_> {
     }
 
     /// The side that the model names is that of all images, or the largest of those that vary.
-    fn check_model_side(&mut self, size: &ImageSize) {
+    fn check_model_side(&mut self, images: &ImageSize) {
         let Some(model) = self.file.model.as_ref().and_then(|model| model.image_size).map(Whole::get) else { return };
-        match size {
+        match images {
             ImageSize::Fixed(side) if side.get() != model => {
                 let message = format!("images of {} pixels a side do not fit `model.image_size: {model}`", side.get());
                 self.refuse(ProblemKind::Conflict, KEY, &message);
