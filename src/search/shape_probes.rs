@@ -23,6 +23,9 @@ const LONGEST: usize = LENGTHS[LENGTHS.len() - 1];
 /// Shorter ranges have no five different lengths of two tokens and more.
 const FEWEST_TOKENS: usize = 8;
 
+/// The sides where images are large enough, the smallest first.
+const SIDES: [usize; 5] = [64, 96, 128, 160, 192];
+
 /// A batch size, and how large all samples are.
 pub type ProbeShape = (usize, SampleSize);
 
@@ -47,33 +50,43 @@ fn of_sizes(sizes: &[SampleSize; 5]) -> Vec<ProbeShape> {
     SHAPES.iter().filter_map(|(batch_size, place)| Some((*batch_size, *sizes.get(*place)?))).collect()
 }
 
-/// Five different sides below the largest. The smallest multiple is left out where there are enough others: of an image that
-/// is halved down to a pixel some operations need no memory.
+/// Five different sides below the largest: small ones where there are enough, else from a fifth of the largest on. The
+/// smallest multiple is left out where there are others, and so are images of a few pixels: of an image that is halved down
+/// to a pixel some operations need no memory, and a border is most of it.
 fn multiples_below(sides: &Sides) -> Result<[usize; 5], String> {
     let (multiple, largest) = (sides.multiple(), sides.largest());
     let below = (largest / multiple).saturating_sub(1);
-    match below {
-        0..5 => Err(format!(
+    if below < SIDES.len() {
+        return Err(format!(
             "below {largest} pixels there are {below} multiples of {multiple}, too few to tell how memory follows the side of \
-             an image (it takes 5)"
-        )),
-        5 => Ok([1, 2, 3, 4, 5].map(|count| count * multiple)),
-        _ => Ok([2, 3, 4, 5, 6].map(|count| count * multiple)),
+             an image (it takes {})",
+            SIDES.len()
+        ));
     }
+    let small = ascending(SIDES.map(|side| side.div_ceil(multiple).max(2)));
+    let first = if below == SIDES.len() { 1 } else { (below / 5).max(2) };
+    let spread = [0, 1, 2, 3, 4].map(|place| first + (below - first) * place / 4);
+    let counts = if small.iter().all(|count| *count <= below) { small } else { spread };
+    Ok(counts.map(|count| count * multiple))
+}
+
+/// The least numbers that ascend and are no lower than these.
+fn ascending(least: [usize; 5]) -> [usize; 5] {
+    let mut next = 0;
+    least.map(|count| {
+        next = count.max(next + 1);
+        next
+    })
 }
 
 /// Five different lengths up to a highest one: multiples where rows are filled up to one and there are as many, as the run
 /// has hardly any others.
 fn lengths(max: usize, multiple: usize) -> [usize; 5] {
     let of_multiple = max.checked_div(multiple).filter(|count| multiple > 1 && *count >= LENGTHS.len());
-    if of_multiple.is_some() {
-        let least = LENGTHS.map(|length| length.div_ceil(multiple));
-        let mut next = 0;
-        let ascending = least.map(|count| {
-            next = count.max(next + 1);
-            next * multiple
-        });
-        return if next * multiple <= max { ascending } else { [1, 2, 3, 4, 5].map(|count| count * multiple) };
+    if let Some(most) = of_multiple {
+        let counts = ascending(LENGTHS.map(|length| length.div_ceil(multiple)));
+        let counts = if counts.iter().all(|count| *count <= most) { counts } else { [1, 2, 3, 4, 5] };
+        return counts.map(|count| count * multiple);
     }
     let longest = max.min(LONGEST);
     LENGTHS.map(|length| length * longest / LONGEST)
@@ -128,7 +141,17 @@ mod tests {
     fn sides_are_probed_at_five_multiples_below_the_largest() {
         assert_eq!(sizes(&images(320, 32)), [64, 96, 128, 160, 192]);
         assert_eq!(sizes(&images(192, 32)), [32, 64, 96, 128, 160]);
-        assert_eq!(sizes(&images(2048, 8)), [16, 24, 32, 40, 48]);
+        assert_eq!(sizes(&images(2048, 8)), SIDES);
+        assert_eq!(sizes(&images(640, 64)), [128, 192, 256, 320, 384]);
+        assert_eq!(sizes(&images(112, 16)), [32, 48, 64, 80, 96]);
+        assert_eq!(sizes(&images(100, 1)), [19, 39, 59, 79, 99]);
+        for multiple in [1, 2, 7, 32, 100] {
+            for count in 6..60 {
+                let found = sizes(&images(multiple * count, multiple));
+                let is_below = |side: &usize| side.is_multiple_of(multiple) && *side < multiple * count;
+                assert!(found.len() == 5 && found.iter().all(is_below), "{count} × {multiple}: {found:?}");
+            }
+        }
         let found = shapes(&images(320, 32)).unwrap();
         let expected = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 192)];
         assert_eq!(found, expected.map(|(batch_size, side)| (batch_size, SampleSize::Side(side))));

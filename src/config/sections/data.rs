@@ -95,7 +95,7 @@ impl Range for LengthRange {
 }
 
 /// How many pixels the side of an image may have.
-pub type Pixels = Whole<1, 65_536>;
+pub type Pixels = Whole<1, 16_384>;
 
 /// One side for all images, or sides between two bounds.
 pub type ImageSize = Varying<SideRange>;
