@@ -267,7 +267,7 @@ fn whole_runs_that_cannot_be_forecast_are_one_clear_error_each() {
         (&["--run-lengths", "40:500", "--updates", "3"], "--updates"),
         (&["--run-lengths", "40:500", "--backend", "cuda_malloc_async", "--conf", ""], "which has no settings"),
         (&["--run-lengths", "40:500", "--steps", "9", "--html", "-", "--json"], "both go to standard output"),
-        (&["--run-lengths", "40:16777216", "--steps", "9"], "the sizes at the shape `8 × "),
+        (&["--run-lengths", "40:16777216", "--steps", "9"], "the sizes at `batch 8, length "),
     ];
     for (more, words) in cases {
         let mut command = tune(folder.path());
@@ -278,6 +278,65 @@ fn whole_runs_that_cannot_be_forecast_are_one_clear_error_each() {
         assert!(stderr(&output).contains(words), "{more:?}: {}", stderr(&output));
     }
     assert_eq!(std::fs::read_to_string(folder.path().join("lengths.txt")).unwrap(), "90\n");
+}
+
+#[test]
+fn runs_over_named_axes_say_which_one_is_amiss() {
+    let folder = TempDir::new().unwrap();
+    let shapes = [(2, 64), (3, 64), (2, 96), (3, 96), (2, 160), (4, 128), (3, 200)];
+    let trace = |(b, t): (u32, u32)| repository().join(format!("tests/fixtures/forecast/made/b{b}_t{t}.trace"));
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("good.csv", "side\n64\n\n200\n");
+    write("header.csv", "side,side\n64,64\n");
+    write("line.csv", "side\n64\n64,96\n");
+    write("empty.csv", "side\n");
+    let forecast = |sides: &str, more: &[&str]| {
+        let mut command = tune(folder.path());
+        command.arg("forecast").args(shapes.map(trace)).args([
+            "--batches",
+            "2,3,2,3,2,4,3",
+            "--to",
+            "8",
+            "--steps",
+            "9",
+        ]);
+        command.args(["--axis", sides]).args(more).output().unwrap()
+    };
+    let sides = "side=64,64,96,96,160,128,200";
+    let cases: [(&str, &[&str], &str); 15] = [
+        ("side=64,64", &[], "7 recordings and 2 values of `side`"),
+        ("side=64,64,96,96,160,128,0", &[], "such as side=64,96,128"),
+        ("batch=64,64,96,96,160,128,200", &[], "the axis `batch` is there twice"),
+        ("side=64,64,64,64,64,64,64", &[], "all probes have `side 64`"),
+        (sides, &["--axis", sides], "the axis `side` is there twice"),
+        (sides, &[], "a whole run needs the `side` of the run's samples"),
+        (sides, &["--run-axis", "side=64:96:100"], "no multiple of `100` lies between `64` and `96`"),
+        (
+            sides,
+            &["--run-axis", "side=64:96", "--run-axis", "side=3"],
+            "the `side` of the run's samples is there twice",
+        ),
+        (
+            sides,
+            &["--run-axis", "width=64:96"],
+            "the run has a `width`, and the axes of the recordings are batch, side",
+        ),
+        (sides, &["--run-axis", "side=64:96", "--per-batch", "height"], "`--per-batch height`: no such axis is drawn"),
+        (sides, &["--run-shapes", "good.csv", "--per-batch", "side"], "`--per-batch side`: no such axis is drawn"),
+        (sides, &["--run-shapes", "header.csv"], "header.csv:1: expected the names of the samples' axes"),
+        (sides, &["--run-shapes", "line.csv"], "line.csv:3: expected side, from 1 to"),
+        (sides, &["--run-shapes", "empty.csv"], "`empty.csv` has no shapes"),
+        (sides, &["--run-shapes", "good.csv", "--html", "good.csv"], "good.csv"),
+    ];
+    for (sides, more, words) in cases {
+        let output = forecast(sides, more);
+        assert_eq!(output.status.code(), Some(2), "{sides} {more:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{sides} {more:?}: {}", stderr(&output));
+    }
+    let page = forecast(sides, &["--run-shapes", "good.csv", "--html", "-"]);
+    assert_eq!(page.status.code(), Some(0), "{}", stderr(&page));
+    let page = String::from_utf8_lossy(&page.stdout).into_owned();
+    assert!(page.contains("<p>Axes of its samples: side 64 to 200, as in good.csv.</p>"), "{page}");
 }
 
 #[test]

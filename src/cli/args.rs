@@ -220,27 +220,40 @@ pub(super) struct ForecastArgs {
     /// What the allocator may take from the device, such as 40GiB
     #[arg(long, value_name = "SIZE", value_parser = limit)]
     pub(super) limit: Option<Bytes>,
-    /// Forecast a whole run of varying lengths, step by step; the recordings vary in batch size and length. Implied by
-    /// every option that only such a run has, from --steps to --html
+    /// Forecast a whole run of varying lengths or sides, step by step; the recordings vary in batch size and in these.
+    /// Implied by every option that only such a run has, from --steps to --html
     #[arg(long)]
     pub(super) run: bool,
     /// Its steps, rounded up to whole updates as they were recorded [default: 10000]
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     pub(super) steps: Option<usize>,
-    /// The length of each recording's samples
+    /// The length of each recording's samples: the same as --axis length=T,T,…
     #[arg(long, value_name = "T,T,…", value_delimiter = ',')]
     pub(super) lengths: Vec<u64>,
+    /// What each recording's samples have on another axis, such as side=64,64,96; up to three times. A side is both sides of
+    /// square images, so that its square counts in pixels
+    #[arg(long = "axis", value_name = "NAME=V,V,…")]
+    pub(super) axes: Vec<long_run::ProbeAxis>,
     /// How long the run's samples are: drawn between two bounds, such as 64:512, or a file with one length a line. Each
     /// batch is padded to its longest
     #[arg(long, value_name = "MIN:MAX|FILE")]
     pub(super) run_lengths: Option<long_run::RunLengths>,
-    /// Rows are filled up to a multiple of so many tokens
+    /// What the run's samples have on an axis, drawn between two bounds, with a third number as its multiples: side=160:320:32
+    #[arg(long = "run-axis", value_name = "NAME=MIN:MAX[:STEP]")]
+    pub(super) run_axes: Vec<long_run::RunAxis>,
+    /// The same from a file for several axes: their names in the first line, then a sample a line, with commas between
+    #[arg(long, value_name = "FILE")]
+    pub(super) run_shapes: Option<PathBuf>,
+    /// Axes of --run-axis that are drawn for each batch rather than for each sample, as training at several scales does
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub(super) per_batch: Vec<String>,
+    /// Rows are filled up to a multiple of so many tokens, and so on every other axis
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(super) pad_to: Option<u64>,
-    /// Samples come in windows of 50 batches, the longest first
+    /// Samples come in windows of 50 batches, the longest first; of several axes those with the largest product
     #[arg(long)]
     pub(super) group_by_length: bool,
-    /// A batch holds as many samples as fit into so many tokens, padding included, and --to of them at most
+    /// A batch holds as many samples as fit into so many tokens, or pixels, padding included, and --to of them at most
     #[arg(long, value_name = "N")]
     pub(super) token_budget: Option<u64>,
     /// An evaluation pass after every so many updates, where the recordings have one
@@ -293,6 +306,10 @@ impl ForecastArgs {
             || self.steps.is_some()
             || !self.lengths.is_empty()
             || self.run_lengths.is_some()
+            || !self.axes.is_empty()
+            || !self.run_axes.is_empty()
+            || self.run_shapes.is_some()
+            || !self.per_batch.is_empty()
             || self.pad_to.is_some()
             || self.group_by_length
             || self.token_budget.is_some()

@@ -6,17 +6,14 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::forecast::ForecastInputError;
-use super::input::InputError;
 use super::output::{Page, keep_apart};
 use super::search::watch_for_signals;
 use super::{BackendArg, ForecastArgs, Form, print_result};
 use crate::error::Error;
 use crate::exit_code;
-use crate::memory::forecast::batching::{
-    Batching, BatchingError, Lengths, Order, Outline, Remedies, RemedyTask, remedies, standard,
-};
+use crate::memory::forecast::batching::{Batching, Order, Outline, Remedies, RemedyTask, Samples, remedies, standard};
 use crate::memory::forecast::long_run::{Breach, LongRunFigures, Terms, judge, play};
-use crate::memory::forecast::shape::{Axes, LongRun, Shape, ShapeError, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::shape::{Axes, LENGTH, LongRun, Shape, ShapeError, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::tuning::{
     Allocator, Bounds, Candidate, Observer, Reach, Task, TuneError, Tuning, play_all, tune,
 };
@@ -26,12 +23,19 @@ use crate::memory::{Event, FragmentationMetric};
 use crate::report::html;
 use crate::trial::Interrupt;
 
+mod axes;
+mod bounds;
+mod error;
 mod lengths;
+mod samples;
+mod strides;
 mod watched;
 mod words;
 
+pub(super) use axes::{ProbeAxis, RunAxis};
+pub(super) use error::LongRunError;
 pub(super) use lengths::RunLengths;
-use lengths::{MAX_LENGTH, Samples};
+use samples::RunSamples;
 use watched::Watched;
 
 /// Where the page goes if nobody says.
@@ -43,65 +47,16 @@ pub(super) const USUAL_STEPS: usize = 10_000;
 /// The rate of fragmentation that a run should keep below: the default of `safety.fragmentation_threshold`.
 const THRESHOLD: f64 = 0.3;
 
-/// Why a long run is not forecast.
-#[derive(Debug, thiserror::Error)]
-pub enum LongRunError {
-    /// The recordings' lengths are not known.
-    #[error("a whole run needs the length of each recording (hint: `--lengths 64,64,96,…`, one for each file)")]
-    LengthsMissing,
-    /// A length for every recording.
-    #[error("{files} recordings and {lengths} lengths (hint: `--lengths` has one for each file, in their order)")]
-    Unpaired {
-        /// Files.
-        files: usize,
-        /// Lengths.
-        lengths: usize,
-    },
-    /// How long the run's samples are is not known.
-    #[error("a whole run needs the lengths of the run's samples (hint: `--run-lengths 64:512`, or a file of them)")]
-    RunLengthsMissing,
-    /// Settings for an allocator that has none.
-    #[error("`--backend cuda_malloc_async` is the driver's pool, which has no settings (hint: leave `--conf` out)")]
-    ConfOfDriverPool,
-    /// A run without an end.
-    #[error("`--steps`: `{steps}` is over {MAX_STEPS} (hint: memory repeats itself long before)")]
-    TooManySteps {
-        /// How many were asked for.
-        steps: usize,
-    },
-    /// A line of the file of lengths.
-    #[error("{}:{line}: expected the length of a sample, from 1 to {MAX_LENGTH}", path.display())]
-    Length {
-        /// The file.
-        path: PathBuf,
-        /// The line.
-        line: usize,
-    },
-    /// A file without lengths.
-    #[error("`{}` has no lengths", path.display())]
-    NoLengths {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file of lengths cannot be read.
-    #[error(transparent)]
-    Input(#[from] InputError),
-    /// Samples cannot be batched so.
-    #[error(transparent)]
-    Batching(#[from] BatchingError),
-    /// The recordings say too little.
-    #[error(transparent)]
-    Shape(#[from] ShapeError),
-    /// The run cannot be put together.
-    #[error(transparent)]
-    Forecast(#[from] ForecastError),
-}
-
 /// The forecast of a long run, as JSON has it.
 #[derive(Serialize)]
 struct LongRunReport {
     method: Method,
     reason: String,
+    /// Of its shapes, the batch first.
+    axes: Vec<String>,
+    /// What is to be known of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
     limit_bytes: Option<u64>,
     runs: Vec<LongRunRow>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -141,7 +96,8 @@ struct Source<'a> {
     args: &'a ForecastArgs,
     steps: u64,
     forecaster: ShapeForecaster,
-    samples: Samples,
+    samples: RunSamples,
+    notes: Vec<String>,
     limit_bytes: u64,
 }
 
@@ -157,6 +113,7 @@ pub(super) fn run(
     if let Some(page) = page.as_ref().and_then(Page::path) {
         let mut sources = args.files.clone();
         sources.extend(args.run_lengths.as_ref().and_then(RunLengths::file).map(PathBuf::from));
+        sources.extend(args.run_shapes.clone());
         keep_apart(page, &sources)?;
     }
     let interrupt = Interrupt::default();
@@ -170,7 +127,7 @@ pub(super) fn run(
     match form {
         Form::Json => print_result(&format!("{}\n", super::to_json(&report)))?,
         Form::Table if page == Some(Page::Printed) => {}
-        Form::Table => print_result(&words::report(&report))?,
+        Form::Table => print_result(&words::report(&report, &source))?,
     }
     // Last, so that a page that cannot be written costs no minutes of computing.
     if let Some(page) = &page {
@@ -187,33 +144,39 @@ fn source<'a>(args: &'a ForecastArgs, recordings: &[(usize, Vec<Event>)]) -> Res
     if args.backend == Some(BackendArg::CudaMallocAsync) && !args.conf.is_empty() {
         return Err(LongRunError::ConfOfDriverPool);
     }
-    let forecaster = forecaster(args, recordings)?;
+    let (axes, shapes) = axes::of_probes(args)?;
+    let forecaster = forecaster(axes.clone(), &shapes, recordings)?;
     let steps = args.steps.unwrap_or(USUAL_STEPS);
     if steps > MAX_STEPS {
         return Err(LongRunError::TooManySteps { steps });
     }
-    let samples = args.run_lengths.as_ref().ok_or(LongRunError::RunLengthsMissing)?.samples()?;
+    let samples = RunSamples::of(args, &axes)?;
+    let notes = strides::notes(&axes, &shapes, samples.columns(), args.pad_to.unwrap_or(1));
     let limit_bytes = args.limit.map_or(u64::MAX, |limit| limit.0);
-    let source = Source { args, steps: steps as u64, forecaster, samples, limit_bytes };
+    let source = Source { args, steps: steps as u64, forecaster, samples, notes, limit_bytes };
     for batch_size in &args.to {
         source.batching(*batch_size).check(&source.samples)?;
     }
     Ok(source)
 }
 
-fn forecaster(args: &ForecastArgs, recordings: &[(usize, Vec<Event>)]) -> Result<ShapeForecaster, LongRunError> {
-    let (files, lengths) = (args.files.len(), args.lengths.len());
-    match lengths {
-        0 => return Err(LongRunError::LengthsMissing),
-        _ if lengths != files => return Err(LongRunError::Unpaired { files, lengths }),
-        _ => {}
-    }
-    let probes: Vec<ShapeProbe<'_>> = recordings
-        .iter()
-        .zip(&args.lengths)
-        .map(|((batch_size, events), length)| ShapeProbe { shape: Shape::of([*batch_size as u64, *length]), events })
-        .collect();
-    Ok(ShapeForecaster::new(Axes::batch_and_length(), &probes)?)
+fn forecaster(
+    axes: Axes,
+    shapes: &[Shape],
+    recordings: &[(usize, Vec<Event>)],
+) -> Result<ShapeForecaster, LongRunError> {
+    let probes = shapes.iter().zip(recordings);
+    let probes: Vec<ShapeProbe<'_>> = probes.map(|(shape, (_, events))| ShapeProbe { shape: *shape, events }).collect();
+    let is_of_lengths = is_of_lengths(&axes);
+    ShapeForecaster::new(axes, &probes).map_err(|error| match error {
+        ShapeError::Misaligned(_) | ShapeError::Misfits { .. } if !is_of_lengths => LongRunError::Strides(error),
+        other => other.into(),
+    })
+}
+
+/// Whether lengths are all that varies beside the batch: then nobody has to be told the axes.
+fn is_of_lengths(axes: &Axes) -> bool {
+    axes.names().skip(1).eq([LENGTH])
 }
 
 impl Source<'_> {
@@ -224,6 +187,10 @@ impl Source<'_> {
             order: if self.args.group_by_length { Order::ByLength } else { Order::AsTheyCome },
             token_budget: self.args.token_budget,
         }
+    }
+
+    fn is_of_lengths(&self) -> bool {
+        is_of_lengths(self.forecaster.axes())
     }
 
     fn terms(&self) -> Terms {
@@ -238,7 +205,7 @@ impl Source<'_> {
         policy: Box<dyn Policy>,
         on_step: &mut dyn FnMut(u32),
     ) -> Result<LongRunFigures, ForecastError> {
-        let evaluation = Shape::of([outline.largest_batch.max(1), self.samples.longest()]);
+        let evaluation = outline.layout.shape(outline.largest_batch.max(1), &self.samples.largest());
         let (evaluate_every, checkpoint_every) = (self.args.evaluate_every, self.args.checkpoint_every);
         let run = LongRun { evaluation, evaluate_every, checkpoint_every, ..LongRun::of(outline) };
         Ok(play(self.forecaster.events(run)?, policy, on_step))
@@ -265,6 +232,8 @@ impl Source<'_> {
         });
         html::LongRunPage {
             method: format!("{}: {}", report.method, report.reason),
+            axes: if self.is_of_lengths() { Vec::new() } else { words::axes(self.samples.columns()) },
+            notes: report.notes.clone(),
             runs: report.runs.iter().map(run).chain(chosen).collect(),
             held: html::Held { limit_bytes: report.limit_bytes, threshold: Some(THRESHOLD) },
             better: better.collect(),
@@ -284,6 +253,8 @@ impl Source<'_> {
         Ok(LongRunReport {
             method: self.forecaster.method(),
             reason: self.forecaster.reason(),
+            axes: self.forecaster.axes().names().map(str::to_owned).collect(),
+            notes: self.notes.clone(),
             limit_bytes,
             runs,
             tuned,
@@ -345,7 +316,7 @@ impl Source<'_> {
         let batching = self.batching(batch_size);
         let task = RemedyTask {
             play: &play,
-            lengths: &self.samples,
+            samples: &self.samples,
             batching,
             steps: self.steps,
             epoch_samples: self.samples.epoch(),

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::{LongRunReport, LongRunRow, Tuned};
+use super::samples::{Column, Values};
+use super::{LongRunReport, LongRunRow, Source, Tuned};
 use crate::cli::rate;
 use crate::memory::forecast::batching::{Batching, Order, Remedies, Remedy};
 use crate::memory::forecast::long_run::LongRunFigures;
@@ -10,9 +11,19 @@ use crate::memory::forecast::tuning::Tuning;
 use crate::units::{Bytes, plural};
 
 /// Everything.
-pub(super) fn report(report: &LongRunReport) -> String {
+pub(super) fn report(report: &LongRunReport, source: &Source<'_>) -> String {
     // Writing to a String cannot fail.
-    let mut text = format!("{}: {}\n\n", report.method, report.reason);
+    let mut text = format!("{}: {}\n", report.method, report.reason);
+    for note in &report.notes {
+        let _ = writeln!(text, "note: {note}");
+    }
+    if !source.is_of_lengths() {
+        text.push_str("\naxes of the run's samples:\n\n");
+        for axis in axes(source.samples.columns()) {
+            let _ = writeln!(text, "   {axis}");
+        }
+    }
+    text.push('\n');
     runs(&report.runs, &mut text);
     for tuned in &report.tuned {
         let _ =
@@ -23,6 +34,23 @@ pub(super) fn report(report: &LongRunReport) -> String {
         remedies(&tuned.remedies, &mut text);
     }
     text
+}
+
+/// What samples have on each axis, a sentence each.
+pub(super) fn axes(columns: &[Column]) -> Vec<String> {
+    let axis = |Column { name, values, is_per_batch, .. }: &Column| match values {
+        Values::Drawn(bounds) => {
+            let step = if bounds.step > 1 { format!(" in steps of {}", bounds.step) } else { String::new() };
+            let whose = if *is_per_batch { "each batch" } else { "each sample" };
+            if bounds.min == bounds.max {
+                format!("{name} {}", bounds.max)
+            } else {
+                format!("{name} {} to {}{step}, drawn for {whose}", bounds.min, bounds.max)
+            }
+        }
+        Values::Listed { path, min, max, .. } => format!("{name} {min} to {max}, as in {}", path.display()),
+    };
+    columns.iter().map(axis).collect()
 }
 
 fn runs(runs: &[LongRunRow], text: &mut String) {

@@ -27,15 +27,31 @@ pub struct Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [first, second] = self.batch_sizes;
-        write!(f, "the probes at batch {first} and {second} differ at event {}", self.event)?;
-        match self.part {
+        write!(f, "the probes at batch {first} and {second} {}", self.place())
+    }
+}
+
+impl Difference {
+    /// Where they differ and what each has there: what follows the names of the two.
+    pub fn place(&self) -> impl fmt::Display {
+        Place(*self)
+    }
+}
+
+struct Place(Difference);
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Difference { event, part, found, .. } = self.0;
+        write!(f, "differ at event {event}")?;
+        match part {
             Some((PartKind::Step, number)) => write!(f, " (step {number})")?,
             Some((PartKind::Build, _)) => f.write_str(" (build)")?,
             Some((PartKind::Evaluation, _)) => f.write_str(" (evaluation)")?,
             Some((PartKind::Checkpoint, _)) => f.write_str(" (checkpoint)")?,
             Some((PartKind::Whole, _)) | None => {}
         }
-        let [here, there] = self.found;
+        let [here, there] = found;
         f.write_str(": one ")?;
         describe(f, here)?;
         f.write_str(", the other ")?;

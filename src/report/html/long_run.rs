@@ -55,6 +55,10 @@ pub struct FoundBetter<'a> {
 pub struct LongRunPage<'a> {
     /// How the forecast was made.
     pub method: String,
+    /// What its samples have on each axis, where they are more than lengths.
+    pub axes: Vec<String>,
+    /// What is to be known of its shapes.
+    pub notes: Vec<String>,
     /// The runs.
     pub runs: Vec<ForetoldRun<'a>>,
     /// What they are held to.
@@ -67,6 +71,13 @@ pub struct LongRunPage<'a> {
 pub fn long_run(found: &LongRunPage<'_>) -> String {
     let mut lead = Html::default();
     write!(lead, "<p>Forecast, not run. {}.</p>", brief(&found.method, LONGEST_REASON));
+    for note in &found.notes {
+        write!(lead, "<p>{}.</p>", brief(note, LONGEST_REASON));
+    }
+    if !found.axes.is_empty() {
+        let axes = found.axes.join("; ");
+        write!(lead, "<p>Axes of its samples: {}.</p>", brief(&axes, LONGEST_REASON));
+    }
     let mut sections = vec![Section::new("whole-run", "Over the steps", |html| figures(&found.runs, found.held, html))];
     if !found.better.is_empty() {
         sections.push(Section::new("settings", "Settings of the allocator", |html| {

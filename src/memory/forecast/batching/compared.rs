@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Batching;
+use super::{Batching, Unit};
 use crate::memory::forecast::long_run::Breach;
 use crate::units::{Bytes, Fraction, plural};
 
@@ -53,21 +53,21 @@ impl BatchedRun {
     }
 
     /// What this way changes, in a sentence.
-    pub fn against(&self, as_it_is: &Self, token_budget: Option<u64>) -> String {
+    pub fn against(&self, as_it_is: &Self, token_budget: Option<u64>, unit: Unit) -> String {
         let mut parts = vec![self.memory_against(as_it_is)];
         if as_it_is.shapes != self.shapes {
             parts.push(format!("{} instead of {}", plural(self.shapes as usize, "shape"), as_it_is.shapes));
         }
         if let Some(budget) = token_budget {
             parts.push(format!(
-                "no batch over {budget} tokens instead of {}, with up to {} samples",
+                "no batch over {budget} {unit} instead of {}, with up to {} samples",
                 as_it_is.most_tokens, self.largest_batch
             ));
         }
         if let (Some(before), Some(after)) = (as_it_is.padding_share, self.padding_share) {
             let [before, after] = [before, after].map(|share| Fraction((share * 1000.0).round() / 1000.0).to_string());
             if before != after {
-                parts.push(format!("{after} of the tokens are padding instead of {before}"));
+                parts.push(format!("{after} of the {unit} are padding instead of {before}"));
             }
         }
         let [before, after] = [as_it_is, self].map(|run| run.epoch_steps.unwrap_or(run.steps));

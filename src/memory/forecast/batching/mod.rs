@@ -7,22 +7,26 @@
 //! itself: [`remedies`] plays them all and says what each does to memory, to padding and to the steps of an epoch.
 //!
 //! A batch is padded to its longest sample; the padded places count in time and memory, not in what is learned.
-//! This room knows lengths alone. What they are of, and in which order they come, [`Lengths`] says.
+//!
+//! A sample may have several axes, such as the sides of an image ([`Extents`]). Then a batch is padded to the largest of its
+//! samples on each of them, multiples count for every axis, and what counts as tokens is their product: windows are sorted
+//! by it and a budget bounds it. Some axes are chosen for a whole batch, as training at several scales does; on these its
+//! samples do not differ, so there is nothing to group where no others are. What samples are of, and in which order they
+//! come, [`Samples`] says, and [`Lengths`] where they have a length alone.
 
 mod batches;
 mod compared;
 mod outline;
 mod remedy;
+mod samples;
 
 #[cfg(test)]
 mod tests;
 
-pub use batches::Batches;
 pub use compared::{BatchedRun, advised};
 pub use outline::Outline;
 pub use remedy::{PlayBatches, Remedies, Remedy, RemedyFigures, RemedyTask, remedies, standard};
-
-use std::fmt;
+pub use samples::{Extents, Layout, Lengths, MAX_EXTENTS, Samples, Unit};
 
 use serde::Serialize;
 
@@ -34,37 +38,16 @@ pub const WINDOW_BATCHES: u64 = 50;
 /// The most samples of a batch.
 pub const MAX_SAMPLES: u64 = 1 << 16;
 
-/// The samples of a run, in the order in which it takes them.
-pub trait Lengths: Sync {
-    /// The tokens of a sample, at least 1; samples are counted from 0 and never end.
-    fn of(&self, sample: u64) -> u64;
-
-    /// The longest that a sample can be.
-    fn longest(&self) -> u64;
-}
-
-/// Lengths one after another, again and again.
-impl Lengths for Vec<u64> {
-    fn of(&self, sample: u64) -> u64 {
-        let place = sample.checked_rem(self.len() as u64).unwrap_or(0);
-        self.get(place as usize).copied().unwrap_or(1).max(1)
-    }
-
-    fn longest(&self) -> u64 {
-        self.iter().copied().max().unwrap_or(1).max(1)
-    }
-}
-
 /// A way to make batches of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Batching {
     /// Samples of a batch; with a budget, the most of them.
     pub samples: u64,
-    /// Rows are filled up to a multiple of so many tokens, no further than the longest sample can be; 1 is none.
+    /// Rows are filled up to a multiple on each axis, no further than the largest sample can be; 1 is none.
     pub pad_to: u64,
     /// In which order samples come into batches.
     pub order: Order,
-    /// A batch holds as many samples as fit into so many tokens, padding included.
+    /// A batch holds as many samples as fit into so many tokens, padding included: of several axes their product.
     pub token_budget: Option<u64>,
 }
 
@@ -75,7 +58,7 @@ pub enum Order {
     /// That of the run.
     #[default]
     AsTheyCome,
-    /// Windows of [`WINDOW_BATCHES`] batches, the longest sample of each first.
+    /// Windows of [`WINDOW_BATCHES`] batches, the sample of each with the most tokens first.
     ByLength,
 }
 
@@ -90,7 +73,7 @@ pub enum BatchingError {
     },
     /// A budget under which a long sample would be alone.
     #[error(
-        "a budget of `{budget}` tokens does not hold two samples of `{longest}` (hint: `{}` or more; a batch of one cannot \
+        "a budget of `{budget}` {unit} does not hold two samples of `{longest}` (hint: `{}` or more; a batch of one cannot \
          be forecast)",
         longest.saturating_mul(2)
     )]
@@ -99,6 +82,8 @@ pub enum BatchingError {
         budget: u64,
         /// The longest row.
         longest: u64,
+        /// What they are counted in.
+        unit: Unit,
     },
 }
 
@@ -108,38 +93,37 @@ impl Batching {
         Self { samples, pad_to: 1, order: Order::AsTheyCome, token_budget: None }
     }
 
-    /// The length of a row whose batch has `longest` tokens at most.
-    fn row(&self, longest: u64, longest_of_all: u64) -> u64 {
-        longest.checked_next_multiple_of(self.pad_to.max(1)).unwrap_or(longest).min(longest_of_all).max(longest)
+    /// How far the rows of a batch go on an axis, whose samples go to `extent` at most.
+    fn row(&self, extent: u64, largest: u64) -> u64 {
+        extent.checked_next_multiple_of(self.pad_to.max(1)).unwrap_or(extent).min(largest).max(extent)
     }
 
     /// Refuses what cannot be forecast.
-    pub fn check(&self, lengths: &dyn Lengths) -> Result<(), BatchingError> {
+    pub fn check(&self, samples: &dyn Samples) -> Result<(), BatchingError> {
         if !(MIN_BATCH_SIZE as u64..=MAX_SAMPLES).contains(&self.samples) {
             return Err(BatchingError::Samples { samples: self.samples });
         }
-        let longest = lengths.longest();
+        let layout = samples.layout();
+        let longest = layout.positions(samples.largest().values());
         match self.token_budget {
-            Some(budget) if budget / 2 < longest => Err(BatchingError::Budget { budget, longest }),
+            Some(budget) if budget / 2 < longest => Err(BatchingError::Budget { budget, longest, unit: layout.unit() }),
             _ => Ok(()),
         }
     }
-}
 
-impl fmt::Display for Batching {
     /// For people.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    pub fn name(&self, unit: Unit) -> String {
         let mut parts = Vec::new();
         match self.token_budget {
-            Some(budget) => parts.push(format!("{budget} tokens a batch, {} samples at most", self.samples)),
+            Some(budget) => parts.push(format!("{budget} {unit} a batch, {} samples at most", self.samples)),
             None => parts.push(format!("{} samples a batch", self.samples)),
         }
         if self.pad_to > 1 {
             parts.push(format!("padded to {}", self.pad_to));
         }
         if self.order == Order::ByLength {
-            parts.push("grouped by length".to_owned());
+            parts.push(if unit == Unit::Tokens { "grouped by length" } else { "grouped by size" }.to_owned());
         }
-        f.pad(&parts.join(", "))
+        parts.join(", ")
     }
 }

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use serde::Serialize;
 
-use super::{BatchedRun, Batches, Batching, Lengths};
+use super::batches::{Batches, joined};
+use super::{BatchedRun, Batching, Extents, Layout, MAX_EXTENTS, Samples};
 use crate::memory::forecast::shape::{RunShapes, Shape};
 use crate::memory::policy::FastHash;
 
@@ -15,7 +16,7 @@ pub struct Outline {
     pub steps: u64,
     /// Samples in them.
     pub samples: u64,
-    /// Their tokens.
+    /// Their tokens: what they have of every axis, multiplied.
     pub tokens: u64,
     /// The same with padding.
     pub padded_tokens: u64,
@@ -23,44 +24,69 @@ pub struct Outline {
     pub shapes: u64,
     /// The most samples of a batch.
     pub largest_batch: u64,
-    /// The longest rows.
+    /// The longest rows: the most tokens of one.
     pub longest_row: u64,
     /// The most tokens of a batch, with padding.
     pub most_tokens: u64,
-    /// Samples and length of the rows of each step.
+    /// The most of each axis, the batch first.
+    pub largest: Vec<u64>,
+    /// The axes of the samples.
     #[serde(skip)]
-    pub batches: Vec<(u32, u32)>,
+    pub layout: Layout,
+    /// The samples of each step, and how far their rows go.
+    #[serde(skip)]
+    pub batches: Vec<(u32, [u32; MAX_EXTENTS])>,
 }
 
 impl Outline {
     /// The first `steps` batches.
-    pub fn of_steps(batching: Batching, lengths: &dyn Lengths, steps: u64) -> Self {
-        Self::collect(Batches::new(batching, lengths), |outline, _| outline.steps < steps)
+    pub fn of_steps(batching: Batching, samples: &dyn Samples, steps: u64) -> Self {
+        Self::of(batching, samples, |outline, _| outline.steps < steps)
     }
 
-    /// As many batches as it takes for `samples` samples.
-    pub fn of_samples(batching: Batching, lengths: &dyn Lengths, samples: u64) -> Self {
-        Self::collect(Batches::new(batching, lengths), |_, taken| taken < samples)
+    /// As many batches as it takes for `count` samples.
+    pub fn of_samples(batching: Batching, samples: &dyn Samples, count: u64) -> Self {
+        Self::of(batching, samples, |_, taken| taken < count)
     }
 
-    fn collect(mut batches: Batches<'_>, goes_on: impl Fn(&Self, u64) -> bool) -> Self {
-        let (mut outline, mut shapes) = (Self::default(), HashSet::<u64, FastHash>::default());
+    fn of(batching: Batching, samples: &dyn Samples, goes_on: impl Fn(&Self, u64) -> bool) -> Self {
+        let layout = samples.layout();
+        match layout.axes() {
+            0 | 1 => Self::collect(Batches::<1>::new(batching, samples), layout, goes_on),
+            2 => Self::collect(Batches::<2>::new(batching, samples), layout, goes_on),
+            _ => Self::collect(Batches::<MAX_EXTENTS>::new(batching, samples), layout, goes_on),
+        }
+    }
+
+    fn collect<const N: usize>(
+        mut batches: Batches<'_, N>,
+        layout: Layout,
+        goes_on: impl Fn(&Self, u64) -> bool,
+    ) -> Self {
+        let (mut outline, mut largest) = (Self { layout, ..Self::default() }, [1; N]);
+        let mut shapes = HashSet::<(u64, u64), FastHash>::default();
         while goes_on(&outline, batches.taken())
             && let Some(batch) = batches.next()
         {
-            // Neither is ever above 2^32: there are bounds for both.
-            let [samples, length] = [batch.samples, batch.length].map(|value| u32::try_from(value).unwrap_or(u32::MAX));
+            // None is ever above 2^32: there are bounds for all.
+            let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+            let mut row = [1; MAX_EXTENTS];
+            row.iter_mut().zip(batch.row).for_each(|(place, extent)| *place = narrow(extent));
+            let samples = narrow(batch.samples);
             outline.steps += 1;
             outline.samples += batch.samples;
             outline.tokens = outline.tokens.saturating_add(batch.tokens);
-            outline.padded_tokens = outline.padded_tokens.saturating_add(batch.samples.saturating_mul(batch.length));
+            outline.padded_tokens = outline.padded_tokens.saturating_add(batch.padded_tokens);
             outline.largest_batch = outline.largest_batch.max(batch.samples);
-            outline.longest_row = outline.longest_row.max(batch.length);
-            outline.most_tokens = outline.most_tokens.max(batch.samples.saturating_mul(batch.length));
-            outline.batches.push((samples, length));
-            shapes.insert(u64::from(samples) << 32 | u64::from(length));
+            outline.longest_row = outline.longest_row.max(layout.positions(&batch.row));
+            outline.most_tokens = outline.most_tokens.max(batch.padded_tokens);
+            outline.batches.push((samples, row));
+            largest = joined(largest, batch.row);
+            let [one, two, three] = row.map(u64::from);
+            shapes.insert((u64::from(samples) << 32 | one, two << 32 | three));
         }
         outline.shapes = shapes.len() as u64;
+        outline.largest = layout.shape(outline.largest_batch, &Extents::of(&largest)).values().to_vec();
         outline
     }
 
@@ -91,7 +117,7 @@ impl Outline {
     }
 }
 
-/// The batches as the two axes of a forecast: samples and length.
+/// The batches as the axes of a forecast: samples first, then those of a sample.
 impl RunShapes for Outline {
     fn len(&self) -> usize {
         self.batches.len()
@@ -99,8 +125,8 @@ impl RunShapes for Outline {
 
     /// A run that is rounded up to whole updates goes on with its last batch.
     fn shape(&self, step: usize) -> Shape {
-        let (samples, length) = self.batches.get(step).or(self.batches.last()).copied().unwrap_or((1, 1));
-        Shape::of([samples, length].map(u64::from))
+        let (samples, row) = self.batches.get(step).or(self.batches.last()).copied().unwrap_or((1, [1; MAX_EXTENTS]));
+        self.layout.shape(u64::from(samples), &Extents::of(&row.map(u64::from)))
     }
 
     fn period(&self) -> Option<usize> {

@@ -3,15 +3,17 @@
 use serde::Serialize;
 
 use super::compared::{BatchedRun, advised, new_budget};
-use super::{Batching, Lengths, Order, Outline};
+use super::{Batching, Order, Outline, Samples, Unit};
 use crate::memory::forecast::ForecastError;
 use crate::memory::forecast::long_run::{Breach, LongRunFigures};
 use crate::memory::forecast::tuning::{Bounds, Candidate, Ending, Observer, TuneError, play_under};
 use crate::memory::parallel::in_parallel;
 use crate::memory::policy::Policy;
 
-/// Multiples that are worth a try.
+/// Multiples of tokens that are worth a try.
 const PAD_TO: [u64; 3] = [64, 128, 256];
+/// Multiples of a side of an image, or of anything that is no length.
+const PAD_SIDES_TO: [u64; 3] = [32, 64, 128];
 /// Under a budget a batch may have so many times the samples of one without.
 const MOST_TIMES_SAMPLES: u64 = 4;
 
@@ -25,7 +27,7 @@ pub struct RemedyTask<'a> {
     /// The run.
     pub play: PlayBatches<'a>,
     /// Its samples.
-    pub lengths: &'a dyn Lengths,
+    pub samples: &'a dyn Samples,
     /// How they are batched today.
     pub batching: Batching,
     /// Steps of the run as it is. Other ways play as many as it takes for the same samples.
@@ -76,26 +78,29 @@ pub struct Remedies {
 }
 
 /// Ways that are worth a forecast: rows padded to multiples, samples grouped by length, both, and a budget of tokens of the
-/// size that a mean batch has today.
-pub fn standard(batching: Batching, lengths: &dyn Lengths, as_it_is: &Outline) -> Vec<Batching> {
-    let longest = lengths.longest();
-    let padded = PAD_TO.into_iter().filter(|multiple| *multiple > batching.pad_to && *multiple < longest);
+/// size that a mean batch has today. Samples that are alike within every batch are not grouped.
+pub fn standard(batching: Batching, samples: &dyn Samples, as_it_is: &Outline) -> Vec<Batching> {
+    let (layout, largest) = (samples.layout(), samples.largest());
+    let (multiples, longest) = (
+        if layout.unit() == Unit::Tokens { PAD_TO } else { PAD_SIDES_TO },
+        largest.values().iter().copied().max().unwrap_or(1),
+    );
+    let padded = multiples.into_iter().filter(|multiple| *multiple > batching.pad_to && *multiple < longest);
     let mut ways: Vec<Batching> = padded.map(|pad_to| Batching { pad_to, ..batching }).collect();
-    if batching.order == Order::AsTheyCome {
-        let grouped = Batching { order: Order::ByLength, ..batching };
+    let order = if layout.varies_by_sample() { Order::ByLength } else { batching.order };
+    if batching.order != order {
+        let grouped = Batching { order, ..batching };
         ways.push(grouped);
         ways.extend(
-            ways.first()
-                .filter(|first| first.pad_to > batching.pad_to)
-                .map(|first| Batching { order: Order::ByLength, ..*first }),
+            ways.first().filter(|first| first.pad_to > batching.pad_to).map(|first| Batching { order, ..*first }),
         );
     }
     if batching.token_budget.is_none() && as_it_is.steps > 0 {
         let mean = as_it_is.padded_tokens.div_ceil(as_it_is.steps);
-        let budget = mean.max(longest.saturating_mul(2));
+        let budget = mean.max(layout.positions(largest.values()).saturating_mul(2));
         ways.push(Batching {
             samples: batching.samples.saturating_mul(MOST_TIMES_SAMPLES).min(super::MAX_SAMPLES),
-            order: Order::ByLength,
+            order,
             token_budget: Some(budget),
             ..batching
         });
@@ -105,9 +110,9 @@ pub fn standard(batching: Batching, lengths: &dyn Lengths, as_it_is: &Outline) -
 
 /// Plays the run as it is and batched in other ways, side by side.
 pub fn remedies(task: &RemedyTask<'_>, others: &[Batching], observer: &dyn Observer) -> Result<Remedies, TuneError> {
-    let as_it_is = Outline::of_steps(task.batching, task.lengths, task.steps);
+    let as_it_is = Outline::of_steps(task.batching, task.samples, task.steps);
     let samples = as_it_is.samples;
-    let outlines = others.iter().map(|way| (*way, Outline::of_samples(*way, task.lengths, samples)));
+    let outlines = others.iter().map(|way| (*way, Outline::of_samples(*way, task.samples, samples)));
     let outlines: Vec<(Batching, Outline)> = [(task.batching, as_it_is)].into_iter().chain(outlines).collect();
     observer.begin("ways to batch", outlines.iter().map(|(_, outline)| outline.steps).sum());
     let played = in_parallel(&outlines, |(_, outline)| {
@@ -116,6 +121,7 @@ pub fn remedies(task: &RemedyTask<'_>, others: &[Batching], observer: &dyn Obser
         let bounds = Bounds { limit_bytes: task.limit_bytes, bound_bytes: u64::MAX, steps };
         play_under(&play, task.candidate, bounds, observer)
     })?;
+    let unit = task.samples.layout().unit();
     let mut ways: Vec<Remedy> = Vec::with_capacity(outlines.len());
     let mut compared: Vec<BatchedRun> = Vec::with_capacity(outlines.len());
     for ((batching, outline), (ending, run)) in outlines.into_iter().zip(played) {
@@ -128,10 +134,10 @@ pub fn remedies(task: &RemedyTask<'_>, others: &[Batching], observer: &dyn Obser
         let batched = figures.compared(&run);
         let reason = compared.first().map_or_else(
             || batched.of_itself(),
-            |as_it_is| batched.against(as_it_is, new_budget(task.batching, batching)),
+            |as_it_is| batched.against(as_it_is, new_budget(task.batching, batching), unit),
         );
         compared.push(batched);
-        ways.push(Remedy { name: batching.to_string(), batching, figures, reason, run });
+        ways.push(Remedy { name: batching.name(unit), batching, figures, reason, run });
     }
     Ok(Remedies { advised: advised(&compared), ways })
 }

@@ -23,7 +23,7 @@ fn remedied(limit_bytes: u64, others: Option<&[Batching]>) -> Remedies {
     let candidate = Candidate::of(Allocator::Pytorch("".parse().unwrap()));
     let task = RemedyTask {
         play: &play,
-        lengths: &lengths,
+        samples: &lengths,
         batching,
         steps,
         epoch_samples: Some(3000),

@@ -12,6 +12,8 @@ use super::{MAX_AXES, Monomial, Shape};
 pub const BATCH: &str = "batch";
 /// The axis of sequences.
 pub const LENGTH: &str = "length";
+/// The axis of square images: both of their sides.
+pub const SIDE: &str = "side";
 /// The most characters of a name.
 const MAX_NAME: usize = 32;
 

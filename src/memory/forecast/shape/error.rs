@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Axes, NamedMonomial, Shape};
+use super::{Axes, NamedMonomial, NamedShape, Shape};
 use crate::memory::forecast::align::Difference;
 use crate::units::plural;
 
@@ -41,8 +41,8 @@ pub enum ShapeError {
         value: u64,
     },
     /// The probes did other things.
-    #[error("{0}")]
-    Misaligned(Difference),
+    #[error(transparent)]
+    Misaligned(Box<Misalignment>),
     /// There is nothing in them.
     #[error("the probes recorded no allocation")]
     NothingRecorded,
@@ -74,6 +74,16 @@ pub enum ShapeError {
         /// The names of the axes in which these differ.
         axes: Vec<String>,
     },
+}
+
+/// Two probes that did other things.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the probes at `{}` and `{}` {}", shapes[0], shapes[1], difference.place())]
+pub struct Misalignment {
+    /// Their shapes.
+    pub shapes: [NamedShape; 2],
+    /// Where and how they differ.
+    pub difference: Difference,
 }
 
 /// How large a polynomial so many probes can determine and confirm. It is said where larger ones were not looked for.

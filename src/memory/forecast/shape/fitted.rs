@@ -45,28 +45,28 @@ impl Fitted {
     ) -> Result<Self, ShapeError> {
         let fitter = SizeFitter::new(shapes);
         let mut known: HashMap<Vec<u64>, u32> = HashMap::new();
-        let (mut fitted, mut tally) = (Self::default(), Tally::default());
+        let (mut found, mut tally) = (Self::default(), Tally::default());
         for ordinal in 0..allocations {
             let sizes: Vec<u64> = columns.iter().map(|column| column.get(ordinal).copied().unwrap_or(0)).collect();
             let largest = u128::from(sizes.iter().copied().max().unwrap_or(0));
-            let ShapeFits { fits, of } = &mut fitted.fits;
+            let ShapeFits { fits, of } = &mut found.fits;
             let new = u32::try_from(fits.len()).unwrap_or(u32::MAX);
             let place = *known.entry(sizes).or_insert_with_key(|sizes| {
                 fits.push(fitter.fit(sizes));
                 new
             });
             of.push(place);
-            fitted.count(place, largest, &mut tally);
+            found.count(place, largest, &mut tally);
         }
         let is_much = |bytes: u128| bytes as f64 > MAX_UNSURE_SHARE * tally.all as f64;
         if is_much(tally.misfit) {
-            let (count, percent) = (fitted.misfits, Percent::of(tally.misfit, tally.all));
+            let (count, percent) = (found.misfits, Percent::of(tally.misfit, tally.all));
             return Err(ShapeError::Misfits { count, percent, told: fitter.told() });
         }
         if let Some(example) = tally.example.as_ref().filter(|_| is_much(tally.ambiguous)) {
-            return Err(ambiguous(axes, fitted.ambiguous, Percent::of(tally.ambiguous, tally.all), example));
+            return Err(ambiguous(axes, found.ambiguous, Percent::of(tally.ambiguous, tally.all), example));
         }
-        Ok(fitted)
+        Ok(found)
     }
 
     fn count(&mut self, place: u32, largest: u128, tally: &mut Tally) {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::fitted::Fitted;
-use super::{Axes, RunShapes, Shape, ShapeError};
+use super::{Axes, Misalignment, RunShapes, Shape, ShapeError};
 use crate::memory::event::Event;
 use crate::memory::forecast::ForecastError;
 use crate::memory::forecast::Probed;
@@ -81,9 +81,12 @@ impl ShapeForecaster {
         if first.recording.allocations() == 0 {
             return Err(ShapeError::NothingRecorded);
         }
-        for other in others {
-            align([first.batch_size, other.batch_size], &first.recording, &other.recording)
-                .map_err(ShapeError::Misaligned)?;
+        for (other, shape) in others.iter().zip(shapes.iter().skip(1)) {
+            let aligned = align([first.batch_size, other.batch_size], &first.recording, &other.recording);
+            aligned.map_err(|difference| {
+                let shapes = [shapes.first().unwrap_or(shape), shape].map(|shape| axes.named(*shape));
+                ShapeError::Misaligned(Box::new(Misalignment { shapes, difference }))
+            })?;
         }
         let columns: Vec<Vec<u64>> = recorded.iter().map(|probe| probe.recording.sizes().collect()).collect();
         let recording = first.recording.clone().without_its_end();
@@ -171,17 +174,18 @@ fn check(axes: &Axes, shapes: &[Shape]) -> Result<(), ShapeError> {
     if let Some(shape) = shapes.iter().find(|shape| shape.axes() != axes.count()) {
         return Err(ShapeError::OtherAxes { shape: *shape, axes: axes.clone() });
     }
-    let needed = axes.count() + 2;
-    if shapes.len() < needed {
-        return Err(ShapeError::TooFewProbes { found: shapes.len(), needed, axes: axes.clone() });
-    }
     for (place, name) in axes.names().enumerate() {
         let mut values = shapes.iter().filter_map(|shape| shape.values().get(place).copied());
         if let Some(value) = values.next()
+            && shapes.len() > 1
             && values.all(|other| other == value)
         {
             return Err(ShapeError::Constant { axis: name.to_owned(), value });
         }
+    }
+    let needed = axes.count() + 2;
+    if shapes.len() < needed {
+        return Err(ShapeError::TooFewProbes { found: shapes.len(), needed, axes: axes.clone() });
     }
     Ok(())
 }

@@ -27,8 +27,8 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-pub use axes::{Axes, AxesError, BATCH, LENGTH, NamedMonomial, NamedShape};
-pub use error::{Percent, ShapeError, Told};
+pub use axes::{Axes, AxesError, BATCH, LENGTH, NamedMonomial, NamedShape, SIDE};
+pub use error::{Misalignment, Percent, ShapeError, Told};
 pub use fit::{SizeFit, SizeFitter};
 pub use forecaster::{LongRun, ShapeForecaster, ShapeProbe};
 pub use monomial::{Monomial, monomials};

@@ -15,7 +15,7 @@ use crate::data::{DataSpec, Padding};
 use crate::memory::Trim;
 use crate::memory::forecast::Method;
 use crate::memory::forecast::batching::{
-    BatchedRun, Batching, Lengths, MAX_SAMPLES, Order, Outline, advised, standard,
+    BatchedRun, Batching, Lengths, MAX_SAMPLES, Order, Outline, Unit, advised, standard,
 };
 use crate::memory::forecast::long_run::Breach;
 use crate::memory::policy;
@@ -231,7 +231,7 @@ fn collect(ways: &[Way], played: Vec<Option<Part>>, limit_bytes: u64) -> Option<
         .into_iter()
         .map(|(way, run)| RunRemedy {
             changes: way.changes,
-            reason: run.against(&as_it_is, way.changes.token_budget),
+            reason: run.against(&as_it_is, way.changes.token_budget, Unit::Tokens),
             offered: gains(&as_it_is, &run, limit_bytes),
             run,
         })
