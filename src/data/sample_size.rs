@@ -23,14 +23,6 @@ pub enum SampleSize {
 }
 
 impl SampleSize {
-    /// What it is called beside the batch: the name of its axis.
-    pub fn axis(self) -> &'static str {
-        match self {
-            Self::Tokens(_) => "length",
-            Self::Side(_) => "side",
-        }
-    }
-
     /// The tokens or pixels.
     pub fn value(self) -> usize {
         match self {

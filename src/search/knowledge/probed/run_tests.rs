@@ -156,7 +156,11 @@ fn sides_at_which_a_net_does_other_things_are_told_with_what_may_help() {
     }
     let outlook = probed.play(&point, &History::default(), &mut patient).unwrap().outlook;
     assert_eq!(outlook.method, Method::None);
-    assert!(outlook.reason.contains("`data.image_size.multiple_of` is to be"), "{}", outlook.reason);
+    assert!(
+        outlook.reason.contains("`data.image_size.multiple_of` is to be a multiple of them all"),
+        "{}",
+        outlook.reason
+    );
 }
 
 #[test]

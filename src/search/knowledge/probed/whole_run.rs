@@ -17,7 +17,7 @@ use super::Probed;
 use super::coming::{Coming, Setting};
 use crate::data::run_shapes::RunShapes;
 use crate::data::{DataSpec, SampleSize};
-use crate::memory::forecast::shape::{Axes, Shape, ShapeError, ShapeForecaster, ShapeProbe};
+use crate::memory::forecast::shape::{Axes, LENGTH, SIDE, Shape, ShapeError, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::{Forecaster, MIN_BATCH_SIZE, Method, RunShape};
 use crate::memory::{AllocatorKind, Event, FragmentationSource, policy};
 use crate::search::History;
@@ -136,7 +136,7 @@ impl Probed {
                 events,
             })
             .collect();
-        let forecaster = Axes::batch().and(sample_size.axis()).map_err(|error| error.to_string()).and_then(|axes| {
+        let forecaster = Axes::batch().and(axis(sample_size)).map_err(|error| error.to_string()).and_then(|axes| {
             ShapeForecaster::new(axes, &probes).map_err(|error| format!("{error}{}", hint(&error, sample_size)))
         });
         self.runs.recordings.remove(&family);
@@ -256,12 +256,20 @@ fn third_probe(forecaster: &Forecaster) -> Option<Vec<Event>> {
     Some(forecaster.events(RunShape::recorded(THIRD_BATCH)).ok().flatten()?.collect())
 }
 
+/// The axis that sizes of samples are values of.
+fn axis(size: SampleSize) -> &'static str {
+    match size {
+        SampleSize::Tokens(_) => LENGTH,
+        SampleSize::Side(_) => SIDE,
+    }
+}
+
 /// What may help where probes at sides of their own do not fit together.
 fn hint(error: &ShapeError, size: SampleSize) -> &'static str {
     match (error, size) {
         (ShapeError::Misaligned(_) | ShapeError::Misfits { .. }, SampleSize::Side(_)) => {
-            " (hint: where a net halves an image, an odd side takes another path; `data.image_size.multiple_of` is to be what \
-             it divides sides by in all)"
+            " (hint: where the strides of a net do not divide a side it may take another path; \
+             `data.image_size.multiple_of` is to be a multiple of them all, such as 32)"
         }
         _ => "",
     }
