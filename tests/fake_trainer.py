@@ -9,8 +9,8 @@ device behind PyTorch's caching allocator (`Allocator` below follows its rules f
 with max_split_size_mb). Each step makes the same allocations in the same order, each of `a + b·B` bytes, so a forecast
 from two probes is exact, and a probe's snapshot is in PyTorch's own form. With `--max-length` (or `--lengths-file`) each
 batch has a length T of its own: sizes are `a + b·B·T` then, and attention's scores `B·T²`. With `--max-side` (or `--sides`)
-all images of a batch have a side S of its own: sizes are `a + b·B·S²`, and with a border `B·(S + 2)²`. Times are nominal: the step line says what the
-formula gives, whatever the machine does, and the program sleeps that long.
+all images of a batch have a side S of its own: sizes are `a + b·B·S²`, and with a border `B·(S + 2)²`. Times are nominal:
+the step line says what the formula gives, whatever the machine does, and the program sleeps that long.
 
 With `--ranks 4` it runs as four processes that wait for one another after each step (`fake_ranks.py`), each with a report
 and a device of its own.
