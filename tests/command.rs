@@ -446,11 +446,12 @@ fn a_resumed_study_comes_to_the_same_answer() {
 
 /// The same with batches of varying lengths, and a program that pads to the length it is told.
 fn varying(options: &str) -> String {
-    let config = config(&format!(", --min-length=16, --max-length=128{options}"));
-    format!(
-        "{config}data: {{sequence_length: {{min: 16, max: 128}}}}\n\
-         safety: {{horizon_steps: 400, fragmentation_threshold: 90%}}\n"
-    )
+    with_data(&format!(", --min-length=16, --max-length=128{options}"), "sequence_length: {min: 16, max: 128}")
+}
+
+fn with_data(options: &str, data: &str) -> String {
+    let config = config(options);
+    format!("{config}data: {{{data}}}\nsafety: {{horizon_steps: 400, fragmentation_threshold: 90%}}\n")
 }
 
 fn check_of(found: &Value, rule: &str) -> Option<Value> {
@@ -459,15 +460,27 @@ fn check_of(found: &Value, rule: &str) -> Option<Value> {
 
 #[test]
 fn the_whole_run_of_a_program_with_varying_lengths_is_forecast_before_its_soak() {
-    let study = Study::of(&varying(", \"--sequence-length={sequence_length}\""), &["--set", "target.batch_size=16"]);
+    let config = varying(", \"--sequence-length={sequence_length}\"");
+    assert_forecast_from_seven_probes(&config, "\"length\":");
+}
+
+#[test]
+fn the_whole_run_of_a_program_whose_images_vary_in_side_is_forecast_before_its_soak() {
+    let options = ", --min-side=64, --max-side=256, \"--image-size={image_size}\"";
+    let config = with_data(options, "image_size: {min: 64, max: 256}");
+    assert_forecast_from_seven_probes(&config, "\"image_size\":");
+}
+
+fn assert_forecast_from_seven_probes(config: &str, key: &str) {
+    let study = Study::of(config, &["--set", "target.batch_size=16"]);
     assert_eq!(study.code, 0, "{}", study.stderr);
     let found = study.recommendation();
     let check = check_of(&found, "whole_run").unwrap();
     assert_eq!(check["passed"], true, "{check:#}");
     assert!(check["reason"].as_str().unwrap().contains("400 steps"), "{check:#}");
     let journal = std::fs::read_to_string(study.folder.path().join("study/journal.jsonl")).unwrap();
-    let of_length = |line: &&str| line.contains("\"trial_started\"") && line.contains("\"length\":");
-    assert_eq!(journal.lines().filter(of_length).count(), 7, "{journal}");
+    let of_shape = |line: &&str| line.contains("\"trial_started\"") && line.contains(key);
+    assert_eq!(journal.lines().filter(of_shape).count(), 7, "{journal}");
 }
 
 #[test]

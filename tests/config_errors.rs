@@ -228,7 +228,18 @@ fn commented_examples_in_the_reference_file_are_true() {
 
 #[test]
 fn every_configuration_that_ships_is_sound_and_prints_as_a_file_that_gives_the_same_plan() {
-    for name in ["quickstart", "gpt2-medium", "llama", "llama-2-7b", "bert", "resnet", "vit", "slurm", "reference"] {
+    for name in [
+        "quickstart",
+        "multi-scale",
+        "gpt2-medium",
+        "llama",
+        "llama-2-7b",
+        "bert",
+        "resnet",
+        "vit",
+        "slurm",
+        "reference",
+    ] {
         let plan = load(&format!("configs/{name}.yaml")).unwrap_or_else(|error| panic!("{error}"));
         let printed = plan.to_yaml().unwrap();
         // From another directory: what is printed holds absolute paths.

@@ -8,8 +8,9 @@ It needs the standard library alone, so CI can tune a command without torch or a
 device behind PyTorch's caching allocator (`Allocator` below follows its rules for one stream, native and expandable,
 with max_split_size_mb). Each step makes the same allocations in the same order, each of `a + b·B` bytes, so a forecast
 from two probes is exact, and a probe's snapshot is in PyTorch's own form. With `--max-length` (or `--lengths-file`) each
-batch has a length T of its own: sizes are `a + b·B·T` then, and attention's scores `B·T²`. Times are nominal: the step line says what the
-formula gives, whatever the machine does, and the program sleeps that long.
+batch has a length T of its own: sizes are `a + b·B·T` then, and attention's scores `B·T²`. With `--max-side` (or `--sides`)
+all images of a batch have a side S of its own: sizes are `a + b·B·S²`, and with a border `B·(S + 2)²`. Times are nominal:
+the step line says what the formula gives, whatever the machine does, and the program sleeps that long.
 
 With `--ranks 4` it runs as four processes that wait for one another after each step (`fake_ranks.py`), each with a report
 and a device of its own.
@@ -329,12 +330,18 @@ class Allocator:
 # The model: what one step allocates.
 
 
+class Side(int):
+    """Pixels of an image's side, where a length is expected."""
+
+
 class Model:
     """`layers` layers with weights, gradients, Adam's two moments, and activations of `a + b·B` bytes."""
 
     LAYERS = 6
     FULL_LENGTH = 128
     """At this length a sample takes `--bytes-per-sample`."""
+    FULL_SIDE = 256
+    """At this side an image takes them."""
 
     def __init__(self, allocator, args):
         self.allocator = allocator
@@ -350,14 +357,20 @@ class Model:
     @classmethod
     def bytes_of(cls, per_sample, batch_size, length):
         """What a batch takes of something that a sample of full length takes `per_sample` of."""
+        if isinstance(length, Side):
+            return per_sample // cls.FULL_SIDE**2 * length**2 * batch_size
         return per_sample * batch_size if length is None else per_sample // cls.FULL_LENGTH * length * batch_size
 
     def forward(self, batch_size, length):
         """The activations that backward will need."""
-        allocator, kept = self.allocator, [self.allocator.malloc(4 * (length or self.FULL_LENGTH) * batch_size)]
+        is_image = isinstance(length, Side)
+        values = 3 * length**2 if is_image else length or self.FULL_LENGTH
+        allocator, kept = self.allocator, [self.allocator.malloc(4 * values * batch_size)]
         for layer, per_sample in enumerate(self.sample_bytes):
             scratch = allocator.malloc(3000 + self.bytes_of(per_sample // 2, batch_size, length))
-            scores = None if length is None else allocator.malloc(8 * batch_size * length * length)
+            # Attention's, or an image with a border.
+            pairs = None if length is None else (length + 2) ** 2 if is_image else length * length
+            scores = None if pairs is None else allocator.malloc(8 * batch_size * pairs)
             kept.append(allocator.malloc(1000 * layer + self.bytes_of(per_sample, batch_size, length)))
             allocator.free(scratch)
             if scores is not None:
@@ -408,24 +421,32 @@ class Report:
 
 
 class Lengths:
-    """To what length each batch is padded; `None` where the program knows no lengths."""
+    """To what length each batch is padded, or of which side its images are; `None` where the program knows neither."""
 
     def __init__(self, args):
-        self.fixed, self.max, self.random = args.sequence_length, args.max_length, random.Random(0)
-        self.min, self.of_file = args.min_length, []
+        self.has_images = bool(args.sides or args.max_side)
+        self.random = random.Random(0)
+        self.fixed, self.min, self.max = args.sequence_length, args.min_length, args.max_length
+        if self.has_images:
+            self.fixed, self.min, self.max = args.image_size, args.min_side, args.max_side
+        self.of_file = []
         if args.lengths_file:
             with open(args.lengths_file) as file:
                 self.of_file = [int(line) for line in file if line.strip()]
 
     def of_step(self, step):
         if self.fixed:
-            return self.fixed
+            return self._typed(self.fixed)
         if self.of_file:
-            return self.of_file[step % len(self.of_file)]
-        return self.random.randint(self.min, self.max) if self.max else None
+            return self._typed(self.of_file[step % len(self.of_file)])
+        multiple = 32 if self.has_images else 1
+        return self._typed(self.random.randrange(self.min, self.max + 1, multiple) if self.max else None)
 
     def longest(self):
-        return self.fixed or max(self.of_file, default=self.max or None)
+        return self._typed(self.fixed or max(self.of_file, default=self.max or None))
+
+    def _typed(self, value):
+        return Side(value) if self.has_images and value is not None else value
 
 
 class Trainer:
@@ -612,10 +633,14 @@ def arguments():
     tuned("prefetch-depth", 2)
     tuned("steps", 20)
     tuned("sequence-length", 0)
+    tuned("image-size", 0)
     option("min-length", int, 64, "of the batches, where they vary")
     option("max-length", int, 0, "of the batches; 0: the program knows no lengths")
     parser.add_argument("--lengths-file", help="the length of each batch, one a line; begun again at its end")
-    parser.add_argument("--heedless", action="store_true", help="take no notice of --sequence-length")
+    option("min-side", int, 64, "of the images of a batch, where it varies, by 32")
+    option("max-side", int, 0, "of the images of a batch; 0: the program has no images")
+    parser.add_argument("--sides", action="store_true", help="what --lengths-file holds are sides of images")
+    parser.add_argument("--heedless", action="store_true", help="take no notice of --sequence-length and --image-size")
     parser.add_argument("--pin-memory", default="true")
     option("bytes-per-sample", int, 24 * MIB, "of all activations together")
     option("fixed-bytes", int, 64 * MIB, "weights, gradients and optimizer state")
@@ -637,7 +662,7 @@ def arguments():
     parser.add_argument("--pid-file", help="where the grandchild's process id goes")
     args = parser.parse_args()
     if args.heedless:
-        args.sequence_length = 0
+        args.sequence_length = args.image_size = 0
     if args.fault is not None and args.fault not in FAULTS:
         parser.error(f"no fault `{args.fault}`")
     return args

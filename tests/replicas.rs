@@ -140,7 +140,7 @@ fn spec(id: u32, batch_size: usize, accumulation_steps: usize) -> TrialSpec {
         warmup_steps: 0,
         steps: 8,
         sample_every: 2,
-        length: None,
+        sample_size: None,
     }
 }
 

@@ -1,18 +1,18 @@
-//! The whole run of a configuration with varying lengths: foretold by a search, then trained for real on the virtual
-//! device with the loader's own batches. Every step holds what was foretold, and where memory runs out it does so in the
+//! The whole run of a configuration whose samples vary in length, or whose images in their side: foretold by a search, then
+//! trained for real on the virtual device with the loader's own batches. Every step holds what was foretold, and where memory runs out it does so in the
 //! step that was named.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on must panic")]
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use batchtune::config::plan::Subject;
 use batchtune::config::{self, Plan};
 use batchtune::data::loader::{Loader, LoaderConfig};
 use batchtune::data::rules::BatchRules;
-use batchtune::data::{self, Batch, DataError, Dataset, Sample};
+use batchtune::data::{self, Batch, DataError, Dataset, Place, Sample};
 use batchtune::device::{self, DeviceChoice, DeviceSession, LargestRequest, StepError};
 use batchtune::memory::forecast::Method;
 use batchtune::memory::forecast::long_run::LongRunFigures;
@@ -36,29 +36,56 @@ const STAGED: usize = 1;
 /// The virtual device is one at a time in a process.
 static DEVICE: Mutex<()> = Mutex::new(());
 
-/// A study of one batch size, which ends with a status.
-fn study(folder: &Path, batch_size: usize, terms: &str, status: i32) -> (Plan, Contents) {
-    configure(folder, batch_size, "[1]", terms);
-    tune(folder, &[], status);
-    (config::load(&folder.join("model.yaml"), &[]).unwrap().plan, journal_of(folder))
+/// A file and what is set beside it.
+struct Configuration {
+    path: PathBuf,
+    set: Vec<String>,
 }
 
-fn configure(folder: &Path, batch_size: usize, accumulation_steps: &str, terms: &str) {
+/// A small GPT on samples of varying length.
+fn texts(folder: &Path, batch_size: usize, terms: &str) -> Configuration {
+    let path = folder.join("model.yaml");
     let text = format!(
         "version: 1\ndevice: cpu\nmodel: {{family: gpt, preset: nano, layers: 1, heads: 2, hidden_size: 192, \
          vocabulary_size: 101, sequence_length: 64}}\n\
          data: {{source: synthetic, sequence_length: {{min: 8, max: 64}}, pin_memory: false}}\n\
          target: {{batch_size: {batch_size}}}\n\
-         search: {{loader_workers: [0], device_prefetch: [{STAGED}], accumulation_steps: {accumulation_steps}}}\n\
+         search: {{loader_workers: [0], device_prefetch: [{STAGED}], accumulation_steps: [1]}}\n\
          trial: {{warmup_steps: 1, steps: 3, soak_steps: {SOAK_STEPS}}}\n{terms}"
     );
-    std::fs::write(folder.join("model.yaml"), text).unwrap();
+    std::fs::write(&path, text).unwrap();
+    Configuration { path, set: Vec::new() }
 }
 
-fn tune(folder: &Path, options: &[&str], status: i32) {
+/// The example of images of varying side, made smaller.
+fn images() -> Configuration {
+    let set = [
+        "model.hidden_size=8".to_owned(),
+        "data.image_size.every=2".to_owned(),
+        "data.pin_memory=false".to_owned(),
+        "target.batch_size=2".to_owned(),
+        format!("search={{loader_workers: [0], device_prefetch: [{STAGED}], accumulation_steps: [1]}}"),
+        format!("trial={{warmup_steps: 1, steps: 3, soak_steps: {SOAK_STEPS}}}"),
+        "memory.limit=2GiB".to_owned(),
+        format!("safety={{horizon_steps: {STEPS}, fragmentation_threshold: 90%}}"),
+        "seed=3".to_owned(),
+    ];
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/multi-scale.yaml");
+    Configuration { path, set: set.into() }
+}
+
+/// A study of one batch size, which ends with a status.
+fn study(folder: &Path, configuration: &Configuration, status: i32) -> (Plan, Contents) {
+    tune(folder, configuration, &[], status);
+    (config::load(&configuration.path, &configuration.set).unwrap().plan, journal_of(folder))
+}
+
+fn tune(folder: &Path, configuration: &Configuration, options: &[&str], status: i32) {
     let mut tune = assert_cmd::Command::cargo_bin("tune").unwrap();
-    tune.current_dir(folder).args(["--config", "model.yaml", "--output", "found.yaml", "--study", "study"]);
-    tune.args(options).timeout(std::time::Duration::from_secs(240)).assert().code(status);
+    tune.current_dir(folder).arg("--config").arg(&configuration.path);
+    tune.args(["--output", "found.yaml", "--study", "study"]);
+    tune.args(configuration.set.iter().flat_map(|set| ["--set", set])).args(options);
+    tune.timeout(std::time::Duration::from_secs(240)).assert().code(status);
 }
 
 fn journal_of(folder: &Path) -> Contents {
@@ -90,6 +117,9 @@ impl Dataset for Part {
     }
     fn sample(&self, index: usize) -> Result<Sample, DataError> {
         self.whole.sample(index)
+    }
+    fn sample_of_side(&self, place: Place, side: usize) -> Result<Sample, DataError> {
+        self.whole.sample_of_side(place, side)
     }
     fn input_shape(&self) -> Vec<usize> {
         self.whole.input_shape()
@@ -175,11 +205,11 @@ fn foretold(plan: &Plan, records: &[&TrialRecord], folder: &Path, limit_bytes: u
     let (allocator, planned) = (AllocatorKind::Native, AllocatorKind::Auto);
     let terms = Terms { limit_bytes, allocator, alloc_conf: None, planned, safety: plan.safety, run: Some(run) };
     let mut probed = Probed::new(terms);
-    for record in records.iter().filter(|record| record.spec.is_length_probe()) {
+    for record in records.iter().filter(|record| record.spec.is_shape_probe()) {
         let trace = std::fs::read(recording_path(&folder.join("study"), &record.spec)).unwrap();
         let (_, trace) = file::read(&trace).unwrap();
         probed.count_samples(record.measurement.as_ref().unwrap().training_samples.unwrap());
-        probed.add_length_probe(&record.spec.point, record.spec.length.unwrap(), trace.events);
+        probed.add_shape_probe(&record.spec.point, record.spec.sample_size.unwrap(), trace.events);
     }
     let point = &records.last().unwrap().spec.point;
     let mut found = probed.play(point, &History::default(), &mut |_| ControlFlow::Continue(())).unwrap();
@@ -187,18 +217,16 @@ fn foretold(plan: &Plan, records: &[&TrialRecord], folder: &Path, limit_bytes: u
     found.runs.remove(0).figures
 }
 
-#[test]
-fn a_search_foretells_every_step_of_the_run_that_comes_and_the_step_that_memory_runs_out_in() {
-    let folder = tempfile::tempdir().unwrap();
-    let terms = format!("seed: 3\nmemory: {{limit: 2GiB}}\nsafety: {{horizon_steps: {STEPS}}}\n");
-    let (plan, contents) = study(folder.path(), 2, &terms, 0);
+/// Searches, then trains, under what there is and under less. Gives the steps that memory ran out in, each as foretold.
+fn steps_that_are_foretold(folder: &Path, configuration: &Configuration) -> Vec<u32> {
+    let (plan, contents) = study(folder, configuration, 0);
     let records: Vec<&TrialRecord> = contents.finished().map(|(record, _)| record).collect();
     let soak = records.last().unwrap();
     assert!(soak.spec.is_soak());
     let outlook = soak.outlook.as_ref().unwrap();
     assert_eq!((outlook.method, outlook.steps, &outlook.breach), (Method::Exact, STEPS, &None), "{}", outlook.reason);
     let (_, figures) = played(&contents);
-    let found = found(folder.path());
+    let found = found(folder);
     assert_eq!(found["status"], "safe");
     let check = found["checks"].as_array().unwrap().iter().find(|check| check["rule"] == "whole_run").unwrap();
     assert_eq!((&check["passed"], &check["warning"]), (&true.into(), &false.into()), "{check}");
@@ -216,12 +244,27 @@ fn a_search_foretells_every_step_of_the_run_that_comes_and_the_step_that_memory_
     let mut ends = Vec::new();
     for percent in [85, 91, 97] {
         let limit_bytes = outlook.peak_reserved_bytes * percent / 100;
-        let foretold = foretold(&plan, &records, folder.path(), limit_bytes).out_of_memory.map(|end| end.step);
+        let foretold = foretold(&plan, &records, folder, limit_bytes).out_of_memory.map(|end| end.step);
         let (_, real) = Run { limit_bytes, ..run }.train();
         assert_eq!(real, foretold, "under {} of memory", Bytes(limit_bytes));
         ends.extend(real);
     }
+    ends
+}
+
+#[test]
+fn a_search_foretells_every_step_of_the_run_that_comes_and_the_step_that_memory_runs_out_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let terms = format!("seed: 3\nmemory: {{limit: 2GiB}}\nsafety: {{horizon_steps: {STEPS}}}\n");
+    let ends = steps_that_are_foretold(folder.path(), &texts(folder.path(), 2, &terms));
     assert!(ends.iter().any(|step| *step > SOAK_STEPS), "later than any step of the soak: {ends:?}");
+}
+
+#[test]
+fn a_search_foretells_every_step_of_a_run_whose_images_vary_in_their_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let ends = steps_that_are_foretold(folder.path(), &images());
+    assert!(!ends.is_empty(), "some limit is too low");
 }
 
 #[test]
@@ -231,7 +274,7 @@ fn a_size_whose_run_breaks_is_refused_with_the_step_in_which_it_does_and_with_wh
     let terms = format!(
         "seed: 9\nmemory: {{limit: 200MiB}}\nsafety: {{horizon_steps: {STEPS}, fragmentation_threshold: 25%}}\n"
     );
-    let (plan, contents) = study(folder.path(), 8, &terms, 3);
+    let (plan, contents) = study(folder.path(), &texts(folder.path(), 8, &terms), 3);
     let records: Vec<&TrialRecord> = contents.finished().map(|(record, _)| record).collect();
     assert!(records.iter().all(|record| record.completed() && !record.spec.is_soak()), "it is never soaked");
     let (outlook, figures) = played(&contents);
@@ -292,9 +335,10 @@ fn the_fastest_size_is_refused_for_its_run_and_a_smaller_one_that_lasts_is_recom
     let terms = format!(
         "seed: 9\nmemory: {{limit: 200MiB}}\nsafety: {{horizon_steps: {STEPS}, fragmentation_threshold: 25%}}\n"
     );
-    configure(folder.path(), 8, "[1, 2]", &terms);
+    let two_sizes = vec!["search.accumulation_steps=[1, 2]".to_owned()];
+    let configuration = Configuration { set: two_sizes, ..texts(folder.path(), 8, &terms) };
     // Until both sizes are measured: 4 as the smallest, two probes, and 8.
-    tune(folder.path(), &["--set", "budget.trials=4"], 5);
+    tune(folder.path(), &configuration, &["--set", "budget.trials=4"], 5);
     with_speeds_by_size(folder.path());
     let measured = journal_of(folder.path());
     let measured = measured.finished().map(|(record, _)| record).filter(|record| record.spec.is_measuring());
@@ -302,7 +346,7 @@ fn the_fastest_size_is_refused_for_its_run_and_a_smaller_one_that_lasts_is_recom
         .map(|record| (record.spec.point.batch_size, record.measurement.as_ref().unwrap().samples_per_second))
         .collect();
     assert_eq!(rates, [(4, 40.0), (8, 80.0)]);
-    tune(folder.path(), &["--resume"], 0);
+    tune(folder.path(), &configuration, &["--resume"], 0);
 
     let contents = journal_of(folder.path());
     let outlooks: Vec<(usize, &Outlook)> =

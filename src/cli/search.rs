@@ -272,7 +272,7 @@ fn dry_run(plan: &Plan) -> String {
     let first = match strategy(plan, crate::device::facts::cpus(Path::new("/"))).ask(&History::default(), &Nothing) {
         Ask::Run { point, purpose } => format!("{purpose}: {point}"),
         // None of these comes first.
-        Ask::ProbeLength { point, length } => format!("probe: {point}, {length} tokens"),
+        Ask::ProbeShape { point, sample_size } => format!("probe: {point}, {sample_size}"),
         Ask::Play { point } | Ask::TuneAllocator { point } => format!("whole run: {point}"),
         Ask::Finished(_) => "none: no size meets the target".to_owned(),
     };

@@ -17,6 +17,7 @@ use crate::trial::launcher::LauncherSpec;
 
 mod data;
 mod devices;
+mod images;
 mod launcher;
 mod train;
 
@@ -54,6 +55,7 @@ pub fn check(file: &File, located: &Located, problems: &mut Vec<Problem>) -> Che
     checks.check_lengths();
     checks.check_range();
     checks.check_padding();
+    checks.check_image_size();
     checks.check_source_keys();
     checks.check_trials();
     checks.check_training();

@@ -15,10 +15,10 @@ use super::plan::{
     BatchSizePlan, BudgetPlan, MemoryPlan, Plan, SafetyPlan, SearchPlan, Subject, TargetPlan, TrialPlan,
 };
 use super::problem::Problem;
-use super::sections::data::Length;
+use super::sections::data::{ImageSize, Length};
 use super::sections::model::ModelFile;
 use super::source::Located;
-use crate::data::{DataSpec, LengthSpec};
+use crate::data::{DataSpec, ImageSizeSpec, LengthSpec};
 use crate::memory::AllocatorKind;
 use crate::model::ModelSpec;
 use crate::train::TrainSpec;
@@ -54,6 +54,7 @@ pub fn resolve(file: &File, located: &Located, problems: &mut Vec<Problem>) -> O
             source: file.data.source.0,
             path,
             sequence_length: length_spec(file),
+            image_size: image_size_spec(file),
             tokenizer,
             padding: file.data.padding.0,
             pad_to_multiple_of: file.data.pad_to_multiple_of.map(Whole::count),
@@ -135,6 +136,19 @@ fn length_spec(file: &File) -> Option<LengthSpec> {
         }),
         None => file.model.as_ref()?.sequence_length.map(|tokens| LengthSpec::Fixed(tokens.count())),
     }
+}
+
+/// The data's own side; the model's is taken where it says none.
+fn image_size_spec(file: &File) -> Option<ImageSizeSpec> {
+    Some(match file.data.image_size.as_ref()? {
+        ImageSize::Fixed(side) => ImageSizeSpec::Fixed(side.count()),
+        ImageSize::Range(range) => ImageSizeSpec::Range {
+            min: range.min?.count(),
+            max: range.max?.count(),
+            multiple_of: range.multiple_of.count(),
+            every: range.every.steps(),
+        },
+    })
 }
 
 fn search_plan(file: &File, batch_size: BatchSizePlan) -> SearchPlan {

@@ -13,7 +13,7 @@ use super::parse;
 use super::problem::{Problem, ProblemKind};
 use super::sections::budget::BudgetFile;
 use super::sections::command::CommandFile;
-use super::sections::data::{DataFile, LengthRange};
+use super::sections::data::{DataFile, LengthRange, SideRange};
 use super::sections::launcher::LauncherFile;
 use super::sections::memory::MemoryFile;
 use super::sections::model::ModelFile;
@@ -47,9 +47,10 @@ const fn section<T: DeserializeOwned>(keys: &'static [&'static str], shape: Shap
 }
 
 /// All sections, inner ones before those that hold them.
-const SECTIONS: [Section; 14] = [
+const SECTIONS: [Section; 15] = [
     section::<BatchSizeFile>(&["search", "batch_size"], Shape::Mapping),
     section::<LengthRange>(&["data", "sequence_length"], Shape::MappingOrValue),
+    section::<SideRange>(&["data", "image_size"], Shape::MappingOrValue),
     section::<ModelFile>(&["model"], Shape::Mapping),
     section::<CommandFile>(&["command"], Shape::Mapping),
     section::<TrainFile>(&["train"], Shape::Mapping),

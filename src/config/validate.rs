@@ -5,9 +5,9 @@
 
 use super::plan::{DevicesPlan, Plan, Subject};
 use super::{ConfigError, Loaded};
-use crate::data::{self, DataError};
+use crate::data::{self, DataError, SampleSize};
 use crate::model::{ModelError, Registry, Weights};
-use crate::search::{Space, length_probes};
+use crate::search::{Space, shape_probes};
 use crate::text::with_causes;
 use crate::train::BatchNorm;
 use crate::trial::command::{CommandSpec, Placeholder};
@@ -29,6 +29,7 @@ impl Loaded {
         let input = registry.input(model).and_then(|input| {
             // Minutes of a study would pass before a build found out.
             model.weights.as_deref().map_or(Ok(()), |path| Weights::open(path, &[]).map(drop))?;
+            registry.check_sides(model, &input, plan.data.image_size)?;
             Ok(input)
         });
         let input = input.map_err(|error| {
@@ -40,6 +41,7 @@ impl Loaded {
                 ModelError::SyncWithoutReplicas => "train.batch_norm".to_owned(),
                 ModelError::Weights { .. } => "model.weights".to_owned(),
                 ModelError::Config { .. } => "model.config".to_owned(),
+                ModelError::OneImageSize { .. } => "data.image_size".to_owned(),
                 ModelError::Candle(_) => "model".to_owned(),
             };
             self.source.error_at(&key, with_causes(&error))
@@ -52,6 +54,11 @@ impl Loaded {
                     DataError::LengthsOfFeatures
                     | DataError::InvalidLengths { .. }
                     | DataError::SequenceTooLong { .. } => "data.sequence_length",
+                    DataError::SidesOfTokens
+                    | DataError::SidesOfFeatures { .. }
+                    | DataError::OtherSide { .. }
+                    | DataError::InvalidSides
+                    | DataError::OneSide { .. } => "data.image_size",
                     DataError::Tokenizer { .. } => "data.tokenizer",
                     _ => "data.path",
                 };
@@ -66,7 +73,7 @@ impl Loaded {
         let command = self.plan.command();
         let of_command = [
             command.and_then(batch_size_note),
-            command.and_then(|command| length_note(&self.plan, command)),
+            command.and_then(|command| sample_size_note(&self.plan, command)),
             command.and_then(|command| replicas_note(command, self.plan.target.replicas)),
         ];
         let of_launcher = self.plan.launcher.as_ref().and_then(launcher_note);
@@ -113,13 +120,17 @@ fn batch_norm_note(plan: &Plan, registry: &Registry) -> Option<String> {
     })
 }
 
-/// A program that is not told a length cannot be probed at one.
-fn length_note(plan: &Plan, command: &CommandSpec) -> Option<String> {
-    let varies = length_probes::shapes(&plan.data).is_ok_and(|shapes| !shapes.is_empty());
-    (varies && plan.safety.horizon_steps > 0 && !command.holds(Placeholder::SequenceLength)).then(|| {
-        "`command.run` does not hold `{sequence_length}`, so the whole run is not forecast (hint: have the program pad \
-         every batch to that length where it is not 0)"
-            .to_owned()
+/// A program that is not told a length or a side cannot be probed at one.
+fn sample_size_note(plan: &Plan, command: &CommandSpec) -> Option<String> {
+    let (_, size) = shape_probes::shapes(&plan.data).ok()?.first().copied()?;
+    let placeholder = Placeholder::of_sample_size(size);
+    (plan.safety.horizon_steps > 0 && !command.holds(placeholder)).then(|| {
+        let name = placeholder.name();
+        let hint = match size {
+            SampleSize::Tokens(_) => "have the program pad every batch to that length where it is not 0",
+            SampleSize::Side(_) => "have the program give the images of every batch that side where it is not 0",
+        };
+        format!("`command.run` does not hold `{{{name}}}`, so the whole run is not forecast (hint: {hint})")
     })
 }
 
@@ -201,6 +212,26 @@ mod tests {
     }
 
     #[test]
+    fn images_of_a_side_that_the_model_does_not_take_point_at_the_side() {
+        let message = |family: &str, size: &str| {
+            let model = format!("model: {{family: {family}, preset: nano}}\n");
+            let loaded = load(&format!("{model}data: {{image_size: {size}}}\ntarget: {{batch_size: 8}}\n"));
+            loaded.validate(&Registry::builtin()).map_err(|error| error.to_string())
+        };
+        let range = "{min: 32, max: 96}";
+        assert_eq!((message("resnet", range), message("resnet", "32"), message("vit", "32")), (Ok(()), Ok(()), Ok(())));
+        for (family, size, said) in [
+            ("vit", range, "models of family `vit` take images of one side, that of `model.image_size` (hint: "),
+            ("resnet", "64", "images of 64 × 64 pixels do not fit the model, which takes shape [3, 32, 32] (hint: "),
+            ("gpt", range, "`data.image_size` is for images, and the model takes tokens"),
+            ("gpt", "64", "`data.image_size` is for images, and the model takes tokens"),
+        ] {
+            let message = message(family, size).unwrap_err();
+            assert!(message.starts_with(&format!("model.yaml:2:20: data.image_size: {said}")), "{message}");
+        }
+    }
+
+    #[test]
     fn weights_that_no_build_could_read_point_at_their_key() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");
@@ -248,14 +279,21 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_told_the_length_gets_a_note_where_lengths_vary() {
+    fn a_program_that_is_not_told_the_length_or_the_side_gets_a_note_where_it_varies() {
         let notes = |options: &str, data: &str| {
             let run = format!("command: {{run: [train, \"{{batch_size}}\"{options}]}}\n");
             load(&format!("{run}target: {{batch_size: 8}}\n{data}")).notes(&Registry::builtin())
         };
-        let varying = "data: {sequence_length: {min: 16, max: 128}}\n";
-        assert!(notes("", varying)[0].contains("the whole run is not forecast"), "{:?}", notes("", varying));
-        assert!(notes(", \"{sequence_length}\"", varying).is_empty() && notes("", "").is_empty());
+        for (key, range) in [("sequence_length", "{min: 16, max: 128}"), ("image_size", "{min: 64, max: 320}")] {
+            let varying = format!("data: {{{key}: {range}}}\n");
+            let said = notes("", &varying);
+            assert!(
+                said[0].starts_with(&format!("`command.run` does not hold `{{{key}}}`, so the whole run")),
+                "{said:?}"
+            );
+            assert!(notes(&format!(", \"{{{key}}}\""), &varying).is_empty());
+        }
+        assert!(notes("", "").is_empty());
     }
 
     #[test]

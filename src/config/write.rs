@@ -13,7 +13,7 @@ use super::parse;
 use super::plan::{DevicesPlan, Plan, Subject};
 use super::sections::budget::BudgetFile;
 use super::sections::command::CommandFile;
-use super::sections::data::{DataFile, Length, LengthRange};
+use super::sections::data::{DataFile, ImageSize, Length, LengthRange, SideRange};
 use super::sections::launcher::{Launcher, LauncherCommand, LauncherFile};
 use super::sections::memory::MemoryFile;
 use super::sections::model::ModelFile;
@@ -22,7 +22,7 @@ use super::sections::search::{BatchSizeFile, SearchFile};
 use super::sections::target::TargetFile;
 use super::sections::train::TrainFile;
 use super::sections::trial::TrialFile;
-use crate::data::LengthSpec;
+use crate::data::{ImageSizeSpec, LengthSpec};
 use crate::trial::command::{CommandSpec, Template};
 use crate::trial::launcher::{self, LauncherSpec};
 
@@ -150,6 +150,15 @@ fn data(plan: &Plan) -> DataFile {
                 min: Some(Whole::clamped(min as u64)),
                 max: Some(Whole::clamped(max as u64)),
                 distribution: Choice(distribution),
+            }),
+        }),
+        image_size: plan.data.image_size.map(|size| match size {
+            ImageSizeSpec::Fixed(side) => ImageSize::Fixed(Whole::clamped(side as u64)),
+            ImageSizeSpec::Range { min, max, multiple_of, every } => ImageSize::Range(SideRange {
+                min: Some(Whole::clamped(min as u64)),
+                max: Some(Whole::clamped(max as u64)),
+                multiple_of: Whole::clamped(multiple_of as u64),
+                every: Whole::clamped(every.into()),
             }),
         }),
         padding: Choice(plan.data.padding),

@@ -14,6 +14,8 @@ pub(super) struct Request {
     pub(super) places: Vec<Place>,
     /// Whether its samples are as long as any can be.
     pub(super) is_longest: bool,
+    /// The side of its images, where that varies.
+    pub(super) side: Option<usize>,
 }
 
 /// A batch that was made, and what was skipped for it; no batch where the load was stopped.
@@ -28,35 +30,45 @@ pub(super) struct Made {
 /// `stop` is asked before each sample; when it says so, loading ends without a batch.
 pub(super) fn load(dataset: &dyn Dataset, rules: &BatchRules, request: &Request, stop: &dyn Fn() -> bool) -> Made {
     let mut skipped = Skipped::default();
+    let at = |place: Place| match request.side {
+        Some(side) => dataset.sample_of_side(place, side),
+        None => dataset.sample_at(place),
+    };
+    let source = Source { samples: dataset.len(), at: &at, on_bad_sample: rules.on_bad_sample };
     let batch = join(dataset, rules, request, &mut |place| {
-        if stop() { Ok(None) } else { sample(dataset, rules.on_bad_sample, place, &mut skipped).map(Some) }
+        if stop() { Ok(None) } else { source.sample(place, &mut skipped).map(Some) }
     });
     Made { batch, skipped }
 }
 
-/// The sample at a place, or the next good one where bad ones are skipped: the batch keeps its size, which is what its
-/// memory depends on.
-fn sample(
-    dataset: &dyn Dataset,
+/// Where the samples of a batch come from.
+struct Source<'a> {
+    samples: usize,
+    /// The one at a place.
+    at: &'a dyn Fn(Place) -> Result<Sample, DataError>,
     on_bad_sample: OnBadSample,
-    place: Place,
-    skipped: &mut Skipped,
-) -> Result<Sample, DataError> {
-    let samples = dataset.len();
-    let mut last = None;
-    for index in (place.index..samples).chain(0..place.index).take(MOST_SKIPPED) {
-        match dataset.sample_at(Place { index, ..place }) {
-            Err(error) if on_bad_sample == OnBadSample::Skip && error.is_of_one_sample() => {
-                skipped.count(&error);
-                last = Some(error);
+}
+
+impl Source<'_> {
+    /// The sample at a place, or the next good one where bad ones are skipped: the batch keeps its size, which is what its
+    /// memory depends on.
+    fn sample(&self, place: Place, skipped: &mut Skipped) -> Result<Sample, DataError> {
+        let samples = self.samples;
+        let mut last = None;
+        for index in (place.index..samples).chain(0..place.index).take(MOST_SKIPPED) {
+            match (self.at)(Place { index, ..place }) {
+                Err(error) if self.on_bad_sample == OnBadSample::Skip && error.is_of_one_sample() => {
+                    skipped.count(&error);
+                    last = Some(error);
+                }
+                answer => return answer,
             }
-            answer => return answer,
         }
+        Err(match last {
+            Some(last) => DataError::AllBad { tries: samples.min(MOST_SKIPPED), last: Box::new(last) },
+            None => DataError::NoSuchSample { index: place.index, samples },
+        })
     }
-    Err(match last {
-        Some(last) => DataError::AllBad { tries: samples.min(MOST_SKIPPED), last: Box::new(last) },
-        None => DataError::NoSuchSample { index: place.index, samples },
-    })
 }
 
 fn join(
@@ -68,7 +80,8 @@ fn join(
     let samples = request.places.len();
     let lengths = rules.lengths.as_ref();
     let rows = Rows::of(lengths, request);
-    let mut input = Field::new(dataset.input_shape(), &rows);
+    let input_shape = request.side.map_or_else(|| dataset.input_shape(), |side| dataset.side_shape(side));
+    let mut input = Field::new(input_shape, &rows);
     let mut target = Field { padding: dataset.target_padding(), ..Field::new(dataset.target_shape(), &rows) };
     for (row, place) in request.places.iter().enumerate() {
         let Some(Sample { input: values, target: answer }) = sample(*place)? else { return Ok(None) };
@@ -215,7 +228,7 @@ mod tests {
 
     fn load_all(rules: &BatchRules, indices: &[usize]) -> Made {
         let places = indices.iter().map(|index| Place { index: *index, epoch: 0 }).collect();
-        load(&Spoiled, rules, &Request { places, is_longest: false }, &|| false)
+        load(&Spoiled, rules, &Request { places, ..Request::default() }, &|| false)
     }
 
     fn batch_of(indices: &[usize]) -> Result<HostBatch, DataError> {
@@ -242,7 +255,7 @@ mod tests {
 
     #[test]
     fn loading_stops_between_samples() {
-        let request = Request { places: vec![Place { index: 7, epoch: 0 }], is_longest: false };
+        let request = Request { places: vec![Place { index: 7, epoch: 0 }], ..Request::default() };
         assert!(load(&Spoiled, &BatchRules::default(), &request, &|| true).batch.unwrap().is_none());
     }
 
@@ -293,7 +306,10 @@ mod tests {
 
     fn tokens_of(rules: &BatchRules, is_longest: bool) -> HostBatch {
         let places = (0..3).map(|index| Place { index, epoch: 0 }).collect();
-        load(&Tokens { good: true }, rules, &Request { places, is_longest }, &|| false).batch.unwrap().unwrap()
+        load(&Tokens { good: true }, rules, &Request { places, is_longest, side: None }, &|| false)
+            .batch
+            .unwrap()
+            .unwrap()
     }
 
     #[test]
@@ -333,7 +349,7 @@ mod tests {
     fn a_dataset_of_bad_samples_ends_the_skipping() {
         let rules = BatchRules { on_bad_sample: OnBadSample::Skip, ..BatchRules::default() };
         let places = vec![Place { index: 990, epoch: 0 }];
-        let made = load(&Tokens { good: false }, &rules, &Request { places, is_longest: false }, &|| false);
+        let made = load(&Tokens { good: false }, &rules, &Request { places, ..Request::default() }, &|| false);
         let error = made.batch.unwrap_err();
         assert!(matches!(error, DataError::AllBad { tries: 100, .. }), "{error}");
         assert!(crate::text::with_causes(&error).contains("`bad` is broken at offset 7"));

@@ -92,6 +92,36 @@ pub enum DataError {
         /// What the model takes.
         limit: usize,
     },
+    /// Images of a side for a model that takes none.
+    #[error("`data.image_size` is for images, and the model takes tokens")]
+    SidesOfTokens,
+    /// The same for a model whose features are no images.
+    #[error("`data.image_size` is for images, and the model takes features of shape {shape:?}")]
+    SidesOfFeatures {
+        /// What it takes.
+        shape: Vec<usize>,
+    },
+    /// Images of one side that is not the model's.
+    #[error(
+        "images of {side} × {side} pixels do not fit the model, which takes shape {takes:?} (hint: set `model.image_size`)"
+    )]
+    OtherSide {
+        /// What the data asks for.
+        side: usize,
+        /// What the model takes.
+        takes: Vec<usize>,
+    },
+    /// Bounds that no side lies between.
+    #[error("no multiple of `data.image_size.multiple_of` lies between its `min` and `max`")]
+    InvalidSides,
+    /// Images that are made of one side alone.
+    #[error(
+        "its samples cannot be made as images of {side} × {side} pixels (hint: `source: image_folder` has images of any side)"
+    )]
+    OneSide {
+        /// What is asked for.
+        side: usize,
+    },
     /// The model asks for samples that cannot be.
     #[error("the model takes samples that cannot be made: {reason}")]
     InvalidInput {
@@ -260,6 +290,11 @@ impl DataError {
             | Self::LengthsOfFeatures
             | Self::InvalidLengths { .. }
             | Self::SequenceTooLong { .. }
+            | Self::SidesOfTokens
+            | Self::SidesOfFeatures { .. }
+            | Self::OtherSide { .. }
+            | Self::InvalidSides
+            | Self::OneSide { .. }
             | Self::InvalidInput { .. }
             | Self::NoSuchSample { .. }
             | Self::SampleShape { .. }

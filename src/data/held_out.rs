@@ -22,6 +22,10 @@ impl Dataset for HeldOut {
         self.whole.sample_at(Place { index: self.whole.len().saturating_add(place.index), ..place })
     }
 
+    fn sample_of_side(&self, place: Place, side: usize) -> Result<Sample, DataError> {
+        self.whole.sample_of_side(Place { index: self.whole.len().saturating_add(place.index), ..place }, side)
+    }
+
     fn input_shape(&self) -> Vec<usize> {
         self.whole.input_shape()
     }

@@ -79,6 +79,17 @@ impl ImageFolder {
         Ok(Self { root: path.to_owned(), classes, images, held_out, resample, seed })
     }
 
+    /// A sample as large as the resampler makes it.
+    fn load(&self, place: Place, resample: &Resample) -> Result<Sample, DataError> {
+        let image = self.images.get(place.index);
+        let found = image.and_then(|image| Some((image, self.classes.get(image.class as usize)?)));
+        let (image, class) = found.ok_or(DataError::NoSuchSample { index: place.index, samples: self.images.len() })?;
+        let path = self.root.join(class).join(Path::new(&image.name));
+        let choose = |width, height| self.view(place, width, height);
+        let values = image::load(&path, resample, &choose)?;
+        Ok(Sample { input: HostValues::F32(values), target: HostValues::U32(vec![image.class]) })
+    }
+
     /// What is seen of an image of this size.
     fn view(&self, place: Place, width: usize, height: usize) -> View {
         if place.index >= self.len() {
@@ -103,13 +114,11 @@ impl Dataset for ImageFolder {
     }
 
     fn sample_at(&self, place: Place) -> Result<Sample, DataError> {
-        let image = self.images.get(place.index);
-        let found = image.and_then(|image| Some((image, self.classes.get(image.class as usize)?)));
-        let (image, class) = found.ok_or(DataError::NoSuchSample { index: place.index, samples: self.images.len() })?;
-        let path = self.root.join(class).join(Path::new(&image.name));
-        let choose = |width, height| self.view(place, width, height);
-        let values = image::load(&path, &self.resample, &choose)?;
-        Ok(Sample { input: HostValues::F32(values), target: HostValues::U32(vec![image.class]) })
+        self.load(place, &self.resample)
+    }
+
+    fn sample_of_side(&self, place: Place, side: usize) -> Result<Sample, DataError> {
+        self.load(place, &Resample { width: side, height: side, ..self.resample })
     }
 
     fn input_shape(&self) -> Vec<usize> {

@@ -77,7 +77,8 @@ impl Lengths {
 /// Keeps the lengths apart from everything else that the seed decides.
 const LENGTHS: u64 = 0x6c65_6e67_7468_7321;
 
-/// Which batches are as long as any can be. Means nothing where all samples have the same length.
+/// Which batches are as long as any can be, or have images as large as any can be. Means nothing where all samples have the
+/// same size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Longest {
     /// Those that come out so by chance.

@@ -6,8 +6,8 @@
 //! `workers × prefetch_depth` are out, and a new one is sent when a batch is handed over. That bounds the memory to
 //! [`LoaderConfig::batches_in_memory`]. With a depth of 0 a request is sent when the batch is asked for.
 //!
-//! What a batch may be like beside its size is said by [`BatchRules`]: its last one, bad samples, lengths. All of it
-//! depends on the number of the batch, so it is the same for any workers, too.
+//! What a batch may be like beside its size is said by [`BatchRules`]: its last one, bad samples, lengths, sides. All of
+//! it depends on the number of the batch, so it is the same for any workers, too.
 //!
 //! A sample that fails, or a dataset that panics, is an error of the batch it belongs to, and of no other: asking on
 //! gives the batches after it. Dropping the loader stops its threads between two samples and waits for them.
@@ -157,7 +157,9 @@ impl Loader {
     }
 
     fn batch(&self, number: u64) -> Request {
-        Request { places: self.order.batch(number), is_longest: self.rules.longest.includes(number) }
+        let is_longest = self.rules.longest.includes(number);
+        let side = self.rules.sides.map(|sides| if is_longest { sides.largest() } else { sides.of_batch(number) });
+        Request { places: self.order.batch(number), is_longest, side }
     }
 
     /// Sends requests up to the depth.

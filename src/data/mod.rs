@@ -2,7 +2,8 @@
 //!
 //! A [`Dataset`] is a length and one sample by index. The [`loader`] collates samples into [`HostBatch`]es on worker
 //! threads, in an [`order`] that depends on the seed alone; [`rules`] say what a batch may be like (its last one, its
-//! bad samples, its [`lengths`]), and [`run_shapes`] foretells the shapes of a whole run. The training thread turns a host batch into a [`Batch`] of tensors on its device.
+//! bad samples, its [`lengths`] or its images' [`sides`]), and [`run_shapes`] foretells the shapes of a whole run. The
+//! training thread turns a host batch into a [`Batch`] of tensors on its device.
 //! Samples for the evaluation pass are kept apart: see [`held_out`]. [`throughput()`] is the loader without a device.
 //!
 //! # To add a dataset
@@ -29,6 +30,8 @@ pub mod order;
 pub mod pinned;
 pub mod rules;
 pub mod run_shapes;
+mod sample_size;
+pub mod sides;
 mod spec;
 pub mod synthetic;
 pub mod text;
@@ -38,7 +41,8 @@ pub mod tokens;
 
 pub use error::DataError;
 pub use order::Place;
-pub use spec::{DataSpec, LastBatch, LengthDistribution, LengthSpec, OnBadSample, Padding, SourceKind};
+pub use sample_size::SampleSize;
+pub use spec::{DataSpec, ImageSizeSpec, LastBatch, LengthDistribution, LengthSpec, OnBadSample, Padding, SourceKind};
 pub use throughput::{Extent, Throughput, throughput};
 
 /// What a batch must look like for a model.
@@ -176,6 +180,19 @@ pub trait Dataset: Send + Sync {
         self.sample(place.index)
     }
 
+    /// The same where samples are images that can be made of any side ([`DataSpec::image_size`]): an input of
+    /// [`side_shape`](Self::side_shape).
+    fn sample_of_side(&self, _place: Place, side: usize) -> Result<Sample, DataError> {
+        Err(DataError::OneSide { side })
+    }
+
+    /// The shape of one input with another side: its last two dimensions are that.
+    fn side_shape(&self, side: usize) -> Vec<usize> {
+        let mut shape = self.input_shape();
+        shape.iter_mut().rev().take(2).for_each(|size| *size = side);
+        shape
+    }
+
     /// The shape of one input.
     fn input_shape(&self) -> Vec<usize>;
 
@@ -195,7 +212,7 @@ pub trait Dataset: Send + Sync {
 
 /// Opens the dataset of a specification, made to fit what the model takes.
 pub fn open(spec: &DataSpec, input: &InputSpec, seed: u64) -> Result<Arc<dyn Dataset>, DataError> {
-    let input = with_length(input, spec.sequence_length)?;
+    let input = with_side(with_length(input, spec.sequence_length)?, spec)?;
     let InputSpec::MaskedTokens { vocabulary_size, sequence_length, mask_token } = input else {
         return open_source(spec, &input, seed);
     };
@@ -245,6 +262,27 @@ fn with_length(input: &InputSpec, length: Option<LengthSpec>) -> Result<InputSpe
     Ok(fitted)
 }
 
+/// The same with images of the largest side that the data asks for.
+fn with_side(mut input: InputSpec, spec: &DataSpec) -> Result<InputSpec, DataError> {
+    let Some(asked) = spec.image_size else { return Ok(input) };
+    let side = asked.largest().ok_or(DataError::InvalidSides)?;
+    let InputSpec::Features { shape, .. } = &mut input else { return Err(DataError::SidesOfTokens) };
+    let [_, height, width] = shape.as_mut_slice() else {
+        return Err(DataError::SidesOfFeatures { shape: shape.clone() });
+    };
+    match asked {
+        ImageSizeSpec::Fixed(_) if [*height, *width] != [side, side] => {
+            return Err(DataError::OtherSide { side, takes: shape.clone() });
+        }
+        ImageSizeSpec::Fixed(_) => {}
+        ImageSizeSpec::Range { .. } if !spec.source.has_images_of_any_side() => {
+            return Err(DataError::OneSide { side });
+        }
+        ImageSizeSpec::Range { .. } => (*height, *width) = (side, side),
+    }
+    Ok(input)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,6 +314,24 @@ mod tests {
         let features = InputSpec::Features { shape: vec![2], classes: 2 };
         let error = open(&spec(range(1, 2)), &features, 0).err();
         assert!(matches!(error, Some(DataError::LengthsOfFeatures)));
+    }
+
+    #[test]
+    fn images_of_varying_side_open_the_dataset_at_the_largest() {
+        let range = |min, max| Some(ImageSizeSpec::Range { min, max, multiple_of: 8, every: 1 });
+        let spec = |image_size| DataSpec { image_size, ..DataSpec::default() };
+        let images = InputSpec::Features { shape: vec![3, 32, 32], classes: 2 };
+        let shape = |size| open(&spec(size), &images, 0).map(|dataset| dataset.input_shape());
+        assert_eq!(shape(range(16, 70)).unwrap(), [3, 64, 64]);
+        assert_eq!(shape(Some(ImageSizeSpec::Fixed(32))).unwrap(), [3, 32, 32]);
+        let error = shape(Some(ImageSizeSpec::Fixed(48)));
+        assert!(matches!(error, Err(DataError::OtherSide { side: 48, .. })), "{error:?}");
+        assert!(matches!(shape(range(3, 7)), Err(DataError::InvalidSides)));
+        let other = |input: &InputSpec, source| open(&DataSpec { source, ..spec(range(16, 64)) }, input, 0).err();
+        assert!(matches!(other(&INPUT, SourceKind::Synthetic), Some(DataError::SidesOfTokens)));
+        let features = InputSpec::Features { shape: vec![9], classes: 2 };
+        assert!(matches!(other(&features, SourceKind::Synthetic), Some(DataError::SidesOfFeatures { .. })));
+        assert!(matches!(other(&images, SourceKind::Cifar10), Some(DataError::OneSide { .. })));
     }
 
     #[test]

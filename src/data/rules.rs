@@ -2,6 +2,7 @@
 
 use super::lengths::{Lengths, Longest};
 use super::order::Shard;
+use super::sides::Sides;
 use super::{DataError, DataSpec, LastBatch, OnBadSample};
 
 /// What a batch may be like. The default is what the data section says when it says nothing.
@@ -13,19 +14,22 @@ pub struct BatchRules {
     pub on_bad_sample: OnBadSample,
     /// How long samples are; `None` leaves them as the dataset gives them.
     pub lengths: Option<Lengths>,
-    /// Which batches are as long as any can be.
+    /// Of which side the images of a batch are; `None` leaves them as the dataset gives them.
+    pub sides: Option<Sides>,
+    /// Which batches are as long as any can be, or have images as large as any can be.
     pub longest: Longest,
     /// Which part of the batches of all replicas these are.
     pub shard: Shard,
 }
 
 impl BatchRules {
-    /// The rules of a specification, with lengths as they come out by chance.
+    /// The rules of a specification, with lengths and sides as they come out by chance.
     pub fn of(spec: &DataSpec, seed: u64) -> Self {
         Self {
             last_batch: spec.last_batch,
             on_bad_sample: spec.on_bad_sample,
             lengths: Lengths::of(spec, seed),
+            sides: Sides::of(spec, seed),
             longest: Longest::ByChance,
             shard: Shard::default(),
         }

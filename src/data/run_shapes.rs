@@ -1,23 +1,24 @@
 //! The shapes of the batches of a coming run, step by step, without its data.
 //!
 //! Which samples make up batch `n` depends on the seed alone ([`order`](super::order)), and so does how long each of them is
-//! ([`lengths`](super::lengths)). So the very sequence of shapes that a run will have is known before it starts: epochs,
-//! the smaller batch at their end, lengths and padding. A forecast of the run is made from it. Nothing is stored, since
-//! any step is computed at once.
+//! ([`lengths`](super::lengths)), or of which side the images of a batch are ([`sides`](super::sides)). So the very
+//! sequence of shapes that a run will have is known before it starts: epochs, the smaller batch at their end, lengths and
+//! padding, sides. A forecast of the run is made from it. Nothing is stored, since any step is computed at once.
 //!
-//! Trials put the longest batch in now and then ([`Longest`](super::lengths::Longest)); a run has it when it comes.
+//! Trials put the longest batch, or the largest images, in now and then ([`Longest`](super::lengths::Longest)); a run has it when it comes.
 
 use super::lengths::Lengths;
 use super::order::{Order, Shard};
-use super::{DataSpec, LastBatch};
+use super::sides::Sides;
+use super::{DataSpec, LastBatch, SampleSize};
 
 /// What a batch is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchShape {
     /// Its samples.
     pub samples: usize,
-    /// The tokens of its rows; `None` where all batches have the same.
-    pub length: Option<usize>,
+    /// How large all of them are; `None` where they are so in all batches.
+    pub sample_size: Option<SampleSize>,
 }
 
 /// The shapes of a run's batches.
@@ -25,6 +26,7 @@ pub struct BatchShape {
 pub struct RunShapes {
     order: Order,
     lengths: Option<Lengths>,
+    sides: Option<Sides>,
     batch_size: usize,
 }
 
@@ -32,7 +34,7 @@ impl RunShapes {
     /// Those of a run over so many training samples in batches of one size.
     pub fn new(spec: &DataSpec, samples: usize, batch_size: usize, seed: u64) -> Self {
         let order = Order::new(samples, batch_size, seed).with_last_batch(spec.last_batch);
-        Self { order, lengths: Lengths::of(spec, seed), batch_size }
+        Self { order, lengths: Lengths::of(spec, seed), sides: Sides::of(spec, seed), batch_size }
     }
 
     /// Those of one replica's part of the batches, so many samples on each.
@@ -41,7 +43,7 @@ impl RunShapes {
         Self { order: self.order.with_shard(shard), ..self }
     }
 
-    /// Its samples one by one; `None` where all have one length. A smaller batch at the end of an epoch is not among them.
+    /// Its samples one by one; `None` where they have no lengths of their own. A smaller batch at the end of an epoch is not among them.
     pub fn samples(&self) -> Option<RunSamples> {
         Some(RunSamples { order: self.order.with_last_batch(LastBatch::Drop), lengths: self.lengths? })
     }
@@ -54,11 +56,12 @@ impl RunShapes {
     /// The batch of a step, counted from 0.
     pub fn at(&self, step: u64) -> BatchShape {
         let places = self.order.batch(step);
-        let length = self.lengths.map(|lengths| {
+        let tokens = self.lengths.map(|lengths| {
             let longest = places.iter().map(|place| lengths.of_sample(*place)).max();
-            lengths.of_rows(longest.unwrap_or(0))
+            SampleSize::Tokens(lengths.of_rows(longest.unwrap_or(0)))
         });
-        BatchShape { samples: places.len(), length }
+        let sample_size = tokens.or_else(|| Some(SampleSize::Side(self.sides?.of_batch(step))));
+        BatchShape { samples: places.len(), sample_size }
     }
 
     /// The samples of the smallest batch.
@@ -71,9 +74,11 @@ impl RunShapes {
         self.order.size_period()
     }
 
-    /// A full batch that is as long as any can be.
-    pub fn longest(&self) -> BatchShape {
-        BatchShape { samples: self.batch_size, length: self.lengths.map(|lengths| lengths.longest()) }
+    /// A full batch whose samples are as large as any can be.
+    pub fn largest(&self) -> BatchShape {
+        let tokens = self.lengths.map(|lengths| SampleSize::Tokens(lengths.longest()));
+        let sample_size = tokens.or_else(|| Some(SampleSize::Side(self.sides?.largest())));
+        BatchShape { samples: self.batch_size, sample_size }
     }
 }
 
@@ -103,7 +108,11 @@ mod tests {
     use super::*;
     use crate::data::loader::{Loader, LoaderConfig};
     use crate::data::rules::BatchRules;
-    use crate::data::{DataError, Dataset, HostValues, LastBatch, LengthDistribution, LengthSpec, Padding, Sample};
+    use crate::data::synthetic::Synthetic;
+    use crate::data::{
+        DataError, Dataset, HostValues, ImageSizeSpec, InputSpec, LastBatch, LengthDistribution, LengthSpec, Padding,
+        Sample,
+    };
 
     const TOKENS: usize = 40;
 
@@ -138,7 +147,8 @@ mod tests {
         let mut loader = Loader::with_rules(Arc::new(Texts(samples)), config, rules);
         let handed_out = (0..40).map(|_| {
             let batch = loader.next_batch().unwrap();
-            BatchShape { samples: batch.samples, length: varies.then(|| batch.input_shape[1]) }
+            let sample_size = varies.then(|| SampleSize::Tokens(batch.input_shape[1]));
+            BatchShape { samples: batch.samples, sample_size }
         });
         let foretold = RunShapes::new(spec, samples, batch_size, seed).with_shard(shard);
         (handed_out.collect(), (0..40).map(|step| foretold.at(step)).collect())
@@ -167,17 +177,47 @@ mod tests {
     }
 
     #[test]
+    fn the_sides_are_those_of_the_loader_and_all_replicas_have_the_same_at_the_same_step() {
+        let range = ImageSizeSpec::Range { min: 2, max: 12, multiple_of: 2, every: 3 };
+        let spec = DataSpec { image_size: Some(range), ..DataSpec::default() };
+        let images = InputSpec::Features { shape: vec![3, 12, 12], classes: 2 };
+        let sides = |shard| {
+            let rules = BatchRules { shard, ..BatchRules::of(&spec, 7) };
+            let config = LoaderConfig { batch_size: 4, workers: 2, prefetch_depth: 2, seed: 7 };
+            let mut loader = Loader::with_rules(Arc::new(Synthetic::new(&images, 1).unwrap()), config, rules);
+            let shapes = RunShapes::new(&spec, 1 << 16, 4, 7).with_shard(shard);
+            let side = |step: u64| {
+                let shape = loader.next_batch().unwrap().input_shape;
+                assert_eq!(shape, [4, 3, shape[3], shape[3]]);
+                let foretold = BatchShape { samples: 4, sample_size: Some(SampleSize::Side(shape[3])) };
+                assert_eq!(shapes.at(step), foretold);
+                shape[3]
+            };
+            (0..60).map(side).collect::<Vec<usize>>()
+        };
+        let alone = sides(Shard::default());
+        assert!(alone.chunks(3).all(|chunk| chunk.iter().all(|side| *side == chunk[0])), "{alone:?}");
+        assert!(alone.iter().collect::<std::collections::BTreeSet<_>>().len() > 3, "{alone:?}");
+        assert!((0..2).all(|rank| sides(Shard { rank, world: 2 }) == alone));
+        let shapes = RunShapes::new(&spec, 1 << 16, 4, 7);
+        assert_eq!(shapes.largest().sample_size, Some(SampleSize::Side(12)));
+        assert!(shapes.samples().is_none(), "an image has no length");
+    }
+
+    #[test]
     fn rows_of_a_multiple_end_at_the_longest_length() {
         let spec = DataSpec { pad_to_multiple_of: Some(16), ..varying() };
         let shapes = RunShapes::new(&spec, 1000, 1, 3);
-        let lengths: std::collections::BTreeSet<usize> = (0..500).filter_map(|step| shapes.at(step).length).collect();
+        let lengths: std::collections::BTreeSet<usize> =
+            (0..500).filter_map(|step| shapes.at(step).sample_size).map(SampleSize::value).collect();
         assert_eq!(lengths.into_iter().collect::<Vec<_>>(), [16, 32, 40]);
-        assert_eq!(shapes.longest(), BatchShape { samples: 1, length: Some(40) });
+        assert_eq!(shapes.largest(), BatchShape { samples: 1, sample_size: Some(SampleSize::Tokens(40)) });
     }
 
     #[test]
     fn no_samples_and_the_last_step_of_all_do_no_harm() {
-        assert_eq!(RunShapes::new(&varying(), 0, 4, 1).at(3), BatchShape { samples: 0, length: Some(0) });
+        let nothing = BatchShape { samples: 0, sample_size: Some(SampleSize::Tokens(0)) };
+        assert_eq!(RunShapes::new(&varying(), 0, 4, 1).at(3), nothing);
         assert_eq!(RunShapes::new(&DataSpec::default(), 9, 4, 1).at(u64::MAX).samples, 4);
     }
     #[test]
@@ -187,7 +227,7 @@ mod tests {
             let samples = shapes.samples().unwrap();
             for step in 0..40_u64 {
                 let longest = (0..4).map(|place| samples.length(4 * step + place)).max();
-                assert_eq!(shapes.at(step).length, longest, "step {step} of {shard:?}");
+                assert_eq!(shapes.at(step).sample_size, longest.map(SampleSize::Tokens), "step {step} of {shard:?}");
             }
             assert_eq!((samples.longest(), shapes.steps_of_an_epoch()), (TOKENS, 30 / (4 * shard.world as u64)));
         }

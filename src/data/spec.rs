@@ -24,6 +24,16 @@ pub enum SourceKind {
     Cifar10,
 }
 
+impl SourceKind {
+    /// Whether its images can be made of any side.
+    pub fn has_images_of_any_side(self) -> bool {
+        match self {
+            Self::Synthetic | Self::ImageFolder => true,
+            Self::Text | Self::Tokens | Self::Cifar10 => false,
+        }
+    }
+}
+
 impl fmt::Display for SourceKind {
     /// As the configuration writes it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -52,6 +62,38 @@ pub enum LengthSpec {
         /// How they are drawn.
         distribution: LengthDistribution,
     },
+}
+
+/// How large images are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageSizeSpec {
+    /// All of so many pixels a side.
+    Fixed(usize),
+    /// All of a batch alike, of a side between two bounds.
+    Range {
+        /// Sides are no smaller.
+        min: usize,
+        /// Sides are no larger.
+        max: usize,
+        /// Sides are multiples of it.
+        multiple_of: usize,
+        /// Batches until the side is drawn anew.
+        every: u32,
+    },
+}
+
+impl ImageSizeSpec {
+    /// The largest side; `None` where there is none between the bounds.
+    pub fn largest(self) -> Option<usize> {
+        match self {
+            Self::Fixed(side) => Some(side),
+            Self::Range { min, max, multiple_of, .. } => {
+                let largest = max - max.checked_rem(multiple_of)?;
+                (largest > 0 && largest >= min).then_some(largest)
+            }
+        }
+    }
 }
 
 /// How sample lengths are drawn between their bounds.
@@ -108,6 +150,9 @@ pub struct DataSpec {
     pub path: Option<PathBuf>,
     /// Tokens per sample; the model's where it is `None`.
     pub sequence_length: Option<LengthSpec>,
+    /// Pixels of an image's side; the model's where it is `None`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub image_size: Option<ImageSizeSpec>,
     /// The `tokenizer.json` that cuts a text; its bytes are the tokens where it is `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<PathBuf>,
@@ -146,6 +191,7 @@ mod tests {
         assert_eq!(written, r#"{"source":"synthetic","path":null,"sequence_length":null}"#);
         assert_eq!(serde_json::from_str::<DataSpec>(&written).unwrap(), DataSpec::default());
         let new = DataSpec {
+            image_size: Some(ImageSizeSpec::Range { min: 160, max: 320, multiple_of: 32, every: 10 }),
             tokenizer: Some("tokenizer.json".into()),
             padding: Padding::Maximum,
             pad_to_multiple_of: Some(8),

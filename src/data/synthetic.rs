@@ -15,7 +15,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::order::mix;
-use super::{DataError, Dataset, HostValues, InputSpec, Sample};
+use super::{DataError, Dataset, HostValues, InputSpec, Place, Sample};
 
 /// Samples of one epoch.
 const TRAINING_SAMPLES: usize = 1 << 16;
@@ -80,6 +80,24 @@ impl Synthetic {
     pub fn with_load(self, cost: Duration, ballast_bytes: u64) -> Self {
         Self { cost, ballast_bytes, ..self }
     }
+
+    /// Does the work of a sample, and gives what it is drawn from.
+    fn begin(&self, index: usize) -> StdRng {
+        work(self.cost);
+        StdRng::seed_from_u64(mix(self.seed, index as u64))
+    }
+
+    /// So many features of a sample.
+    fn features(&self, index: usize, values: usize, classes: u32) -> Sample {
+        let mut rng = self.begin(index);
+        let class = rng.random_range(0..classes);
+        let mut means = StdRng::seed_from_u64(mix(self.seed, (1 << 63) | u64::from(class)));
+        let features = (0..values).map(|_| {
+            let mean = if means.random_bool(0.5) { CLASS_MEAN } else { -CLASS_MEAN };
+            mean + standard_normal(&mut rng)
+        });
+        Sample { input: HostValues::F32(features.collect()), target: HostValues::U32(vec![class]) }
+    }
 }
 
 impl Dataset for Synthetic {
@@ -92,10 +110,9 @@ impl Dataset for Synthetic {
     }
 
     fn sample(&self, index: usize) -> Result<Sample, DataError> {
-        work(self.cost);
-        let mut rng = StdRng::seed_from_u64(mix(self.seed, index as u64));
         Ok(match &self.kind {
             Kind::Tokens { pattern, vocabulary_size, length } => {
+                let mut rng = self.begin(index);
                 let start = rng.random_range(0..PATTERN_LENGTH);
                 let walk = pattern.iter().cycle().skip(start);
                 let mut tokens: Vec<u32> = walk
@@ -106,16 +123,18 @@ impl Dataset for Synthetic {
                 tokens.truncate(*length);
                 Sample { input: HostValues::U32(tokens), target: HostValues::U32(target) }
             }
-            Kind::Features { values, classes, .. } => {
-                let class = rng.random_range(0..*classes);
-                let mut means = StdRng::seed_from_u64(mix(self.seed, (1 << 63) | u64::from(class)));
-                let features = (0..*values).map(|_| {
-                    let mean = if means.random_bool(0.5) { CLASS_MEAN } else { -CLASS_MEAN };
-                    mean + standard_normal(&mut rng)
-                });
-                Sample { input: HostValues::F32(features.collect()), target: HostValues::U32(vec![class]) }
-            }
+            Kind::Features { values, classes, .. } => self.features(index, *values, *classes),
         })
+    }
+
+    fn sample_of_side(&self, place: Place, side: usize) -> Result<Sample, DataError> {
+        match &self.kind {
+            Kind::Features { shape, classes, .. } if shape.len() == 3 => {
+                let values = self.side_shape(side).iter().fold(1, |count: usize, size| count.saturating_mul(*size));
+                Ok(self.features(place.index, values, *classes))
+            }
+            Kind::Features { .. } | Kind::Tokens { .. } => Err(DataError::OneSide { side }),
+        }
     }
 
     fn input_shape(&self) -> Vec<usize> {

@@ -62,6 +62,21 @@ fn a_family_says_whether_it_normalises_over_batches() {
 }
 
 #[test]
+fn a_family_says_whether_it_takes_images_of_any_side() {
+    let registry = Registry::builtin();
+    with_every_family(|name, workload, batch, _| {
+        let takes_any = match batch.input.dims4() {
+            Ok((_, _, height, width)) => {
+                let input = batch.input.upsample_nearest2d(2 * height, 2 * width).unwrap();
+                workload.loss(&Batch { input, ..batch }).is_ok()
+            }
+            Err(_) => false,
+        };
+        assert_eq!(registry.get(name).unwrap().takes_any_image_size(), takes_any, "{name}");
+    });
+}
+
+#[test]
 fn every_parameter_is_reached_by_a_gradient() {
     with_every_family(|name, workload, batch, _| {
         let gradients = workload.loss(&batch).unwrap().backward().unwrap();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 
-use crate::data::{Batch, InputSpec};
+use crate::data::{Batch, ImageSizeSpec, InputSpec};
 use crate::device::collective::Collective;
 use crate::train::{BatchNorm, Precision};
 
@@ -105,6 +105,12 @@ pub trait Family: Send + Sync {
         true
     }
 
+    /// Whether its models take images of any side, so that `data.image_size` may vary. One whose parameters are made for a
+    /// side (positions, a layer over all pixels) does not.
+    fn takes_any_image_size(&self) -> bool {
+        false
+    }
+
     /// Builds the model with initialised parameters.
     fn build(&self, context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError>;
 }
@@ -167,6 +173,21 @@ impl Registry {
             .ok_or_else(|| ModelError::UnknownFamily { name: name.to_owned(), known: self.names().join(", ") })
     }
 
+    /// Refuses sides that vary where the model takes images of one.
+    pub fn check_sides(
+        &self,
+        spec: &ModelSpec,
+        input: &InputSpec,
+        size: Option<ImageSizeSpec>,
+    ) -> Result<(), ModelError> {
+        let family = self.get(&spec.family)?;
+        let varies = matches!(size, Some(ImageSizeSpec::Range { .. })) && matches!(input, InputSpec::Features { .. });
+        if varies && !family.takes_any_image_size() {
+            return Err(ModelError::OneImageSize { family: family.name() });
+        }
+        Ok(())
+    }
+
     /// The names of all families, in order.
     pub fn names(&self) -> Vec<&'static str> {
         self.families.keys().copied().collect()
@@ -204,6 +225,15 @@ pub enum ModelError {
         field: &'static str,
         /// Why not.
         reason: String,
+    },
+    /// Sides that vary, for a model that takes images of one.
+    #[error(
+        "models of family `{family}` take images of one side, that of `model.image_size` (hint: those of `resnet` take any; \
+         a family of your own says that its do by `takes_any_image_size`)"
+    )]
+    OneImageSize {
+        /// The family.
+        family: &'static str,
     },
     /// A precision that the family cannot train in.
     #[error("`train.precision: {precision}` is not supported yet by family `{family}` (hint: `f32` or `bf16`)")]

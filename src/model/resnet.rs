@@ -73,6 +73,11 @@ impl Family for ResNet {
         Ok(Dimensions::of(spec)?.parameters().map(|count| count as u64))
     }
 
+    /// The head is a linear map of the mean over the last image, however large that is.
+    fn takes_any_image_size(&self) -> bool {
+        true
+    }
+
     fn build(&self, context: &BuildContext<'_>) -> std::result::Result<Box<dyn Workload>, ModelError> {
         let dimensions = Dimensions::of(context.spec)?;
         Ok(Box::new(ResNetWorkload::create(context, &dimensions)?))

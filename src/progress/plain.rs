@@ -120,8 +120,8 @@ fn started(spec: &TrialSpec) -> String {
         (true, count) => format!("{count} batches"),
         (false, count) => plural(count as usize, "step"),
     };
-    let tokens = spec.length.map_or_else(String::new, |tokens| format!(", {tokens} tokens"));
-    format!("trial {} ({}): {}{tokens}, {length}", spec.id, spec.purpose, spec.point)
+    let size = spec.sample_size.map_or_else(String::new, |size| format!(", {size}"));
+    format!("trial {} ({}): {}{size}, {length}", spec.id, spec.purpose, spec.point)
 }
 
 fn ended(record: &TrialRecord, verdict: &Verdict) -> String {

@@ -176,9 +176,9 @@ proptest! {
         prop_assert!(passed <= 2 && passed + broken.filter(|(_, point)| is_own(point)).count() <= 3, "{:?}", played.trials);
         if !breaks {
             prop_assert!(count(Purpose::Allocator) <= 1, "{:?}", played.sizes());
-            let length_probes = history.trials().iter().filter(|trial| trial.record.spec.is_length_probe()).count();
+            let shape_probes = history.trials().iter().filter(|trial| trial.record.spec.is_shape_probe()).count();
             // The settings' own trial comes on top.
-            prop_assert!(before_soak(&played) <= staged::TRIALS_BEFORE_SOAK + length_probes + 1, "{:?}", played.sizes());
+            prop_assert!(before_soak(&played) <= staged::TRIALS_BEFORE_SOAK + shape_probes + 1, "{:?}", played.sizes());
         }
         if let Conclusion::Safe(point) = &played.conclusion {
             prop_assert!(history.soaked(point).is_some_and(JudgedTrial::is_safe));

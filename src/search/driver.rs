@@ -17,6 +17,7 @@ use super::recommend::{Standing, Status, standing};
 use super::{Ask, Conclusion, History, JudgedTrial, Skip, Space, Strategy, Verdict, rules, strategy};
 use crate::config::Plan;
 use crate::config::plan::TrialPlan;
+use crate::data::SampleSize;
 use crate::device::DeviceFacts;
 use crate::progress::{Event, Reporter};
 use crate::report::Recommendation;
@@ -274,7 +275,7 @@ impl<'a> Running<'a> {
                         return Ok(end);
                     }
                 }
-                Ask::Run { .. } | Ask::ProbeLength { .. } => {
+                Ask::Run { .. } | Ask::ProbeShape { .. } => {
                     if let Some(end) = self.run_trial(&ask)? {
                         return Ok(end);
                     }
@@ -291,7 +292,7 @@ impl<'a> Running<'a> {
             return false;
         }
         let verdict = self.judge(&record);
-        let is_probe = record.spec.is_probe() && !record.spec.is_length_probe();
+        let is_probe = record.spec.is_probe() && !record.spec.is_shape_probe();
         self.history.tell(JudgedTrial { record, verdict });
         if is_probe {
             self.report_forecast();
@@ -307,7 +308,7 @@ impl<'a> Running<'a> {
         true
     }
 
-    fn spec(&self, point: Point, purpose: Purpose, length: Option<usize>) -> TrialSpec {
+    fn spec(&self, point: Point, purpose: Purpose, sample_size: Option<SampleSize>) -> TrialSpec {
         let plan = &self.study.plan;
         let spec = TrialSpec {
             id: TrialId(self.last_id.saturating_add(1)),
@@ -316,7 +317,7 @@ impl<'a> Running<'a> {
             warmup_steps: 0,
             steps: 0,
             sample_every: plan.safety.sample_every,
-            length,
+            sample_size,
         };
         let update = u32::try_from(spec.accumulation()).unwrap_or(1);
         let (warmup_steps, steps) = match purpose {

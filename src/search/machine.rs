@@ -50,7 +50,7 @@ pub(crate) struct Machine {
     pub(crate) data_wait: f64,
     /// What recomputing activations adds to the time of a step, as a share of it: a forward pass.
     pub(crate) recomputation: f64,
-    /// The tokens of a sample as its activations are given. A probe at a length of its own has that share of them.
+    /// The tokens of a sample as its activations are given. A probe at a shape of its own has that share of them.
     pub(crate) tokens: u64,
     /// The micro-batch from which on whole runs break under the program's own settings of the allocator, whatever their
     /// forecast says.
@@ -273,8 +273,8 @@ impl Machine {
     /// What a trial allocates and frees.
     fn events_of(&self, spec: &TrialSpec) -> Vec<Event> {
         let updates = if spec.is_probe() { ProbeSchedule::of(spec).updates } else { 4 };
-        let Some(length) = spec.length else { return self.events_at(&spec.point, updates) };
-        let activations = self.activations.iter().map(|bytes| bytes * length as u64 / self.tokens).collect();
+        let Some(size) = spec.sample_size else { return self.events_at(&spec.point, updates) };
+        let activations = self.activations.iter().map(|bytes| bytes * size.value() as u64 / self.tokens).collect();
         Self { activations, ..self.clone() }.accumulated(&spec.point, spec.accumulation(), updates)
     }
 
@@ -286,9 +286,9 @@ impl Machine {
         for number in 1..=1000 {
             let ask = strategy.ask(&history, &knowledge);
             skipped.extend(strategy.skipped());
-            let (point, purpose, length) = match ask {
+            let (point, purpose, sample_size) = match ask {
                 Ask::Run { point, purpose } => (point, purpose, None),
-                Ask::ProbeLength { point, length } => (point, Purpose::Probe, Some(length)),
+                Ask::ProbeShape { point, sample_size } => (point, Purpose::Probe, Some(sample_size)),
                 Ask::Play { point } => {
                     let played = knowledge.play(&point, &history, &mut |_| ControlFlow::Continue(()));
                     let breaks = self.breaks_from.is_some_and(|size| point.batch_size >= size);
@@ -310,16 +310,16 @@ impl Machine {
                     return (Played { trials, conclusion, skipped }, history);
                 }
             };
-            let spec =
-                TrialSpec { id: TrialId(number), purpose, point, warmup_steps: 2, steps: 10, sample_every: 2, length };
+            let (id, warmup_steps, steps, sample_every) = (TrialId(number), 2, 10, 2);
+            let spec = TrialSpec { id, purpose, point, warmup_steps, steps, sample_every, sample_size };
             let outlook = history.outlook(&spec.point).filter(|_| spec.is_soak()).cloned();
             let record = TrialRecord { outlook, ..self.record(&spec) };
             let verdict = if spec.is_judged() { rules::judge(&record, &plan.safety) } else { Verdict::default() };
             if spec.is_probe() && record.completed() {
                 let events = self.events_of(&spec);
                 knowledge.count_samples(TRAINING_SAMPLES);
-                match length {
-                    Some(length) => knowledge.add_length_probe(&spec.point, length, events),
+                match sample_size {
+                    Some(size) => knowledge.add_shape_probe(&spec.point, size, events),
                     None => _ = knowledge.add(&spec.point, events),
                 }
             }

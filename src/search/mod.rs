@@ -15,6 +15,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::data::SampleSize;
 use crate::trial::remedies::RunRemedies;
 use crate::trial::{Outlook, Point, Purpose, TrialRecord, TrialSpec, TunedRun};
 
@@ -22,9 +23,9 @@ pub mod allocator_reason;
 pub mod driver;
 pub mod grid;
 pub mod knowledge;
-pub mod length_probes;
 pub mod recommend;
 pub mod rules;
+pub mod shape_probes;
 pub mod space;
 pub mod staged;
 pub mod step_time;
@@ -144,14 +145,14 @@ impl History {
         self.outlook(point).is_some_and(|outlook| outlook.breach.is_some())
     }
 
-    /// The probe at a point, with the lengths of the data.
+    /// The probe at a point, with samples as the data gives them.
     pub fn probed(&self, point: &Point) -> Option<&JudgedTrial> {
-        self.find(point, |spec| spec.is_probe() && spec.length.is_none())
+        self.find(point, |spec| spec.is_probe() && spec.sample_size.is_none())
     }
 
-    /// The probe at a point and a length.
-    pub fn length_probed(&self, point: &Point, length: usize) -> Option<&JudgedTrial> {
-        self.find(point, |spec| spec.is_probe() && spec.length == Some(length))
+    /// The probe at a point and a size of all samples.
+    pub fn shape_probed(&self, point: &Point, sample_size: SampleSize) -> Option<&JudgedTrial> {
+        self.find(point, |spec| spec.is_probe() && spec.sample_size == Some(sample_size))
     }
 
     fn find(&self, point: &Point, is_meant: impl Fn(&TrialSpec) -> bool) -> Option<&JudgedTrial> {
@@ -179,12 +180,12 @@ pub enum Ask {
         /// Why.
         purpose: Purpose,
     },
-    /// Record a tiny batch whose samples all have one length.
-    ProbeLength {
+    /// Record a tiny batch whose samples all have one size.
+    ProbeShape {
         /// The point.
         point: Point,
-        /// The length.
-        length: usize,
+        /// The size.
+        sample_size: SampleSize,
     },
     /// Play the whole run of this point to the model of the allocator, and tell what came of it.
     Play {

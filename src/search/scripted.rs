@@ -203,7 +203,7 @@ pub(crate) fn play_knowing(
         skipped.extend(strategy.skipped());
         match ask {
             Ask::Finished(conclusion) => return Played { trials, conclusion, skipped },
-            Ask::ProbeLength { .. } | Ask::Play { .. } | Ask::TuneAllocator { .. } => {
+            Ask::ProbeShape { .. } | Ask::Play { .. } | Ask::TuneAllocator { .. } => {
                 panic!("nothing here can play a run: {ask:?}")
             }
             Ask::Run { point, purpose } => {
@@ -215,7 +215,7 @@ pub(crate) fn play_knowing(
                     warmup_steps: 2,
                     steps: 10,
                     sample_every: 2,
-                    length: None,
+                    sample_size: None,
                 };
                 let record = record(&spec, &script(&spec));
                 let verdict = if spec.is_judged() { rules::judge(&record, &plan.safety) } else { Verdict::default() };

@@ -6,10 +6,10 @@ use crate::config::resolve::USUAL_CONFS;
 use crate::memory::Trim;
 use crate::train::GradientCheckpointing;
 use crate::trial::Point;
-use crate::trial::spec::LENGTH_PROBE_ACCUMULATION;
+use crate::trial::spec::SHAPE_PROBE_ACCUMULATION;
 
 use super::knowledge::Kind;
-use super::length_probes::{self, ProbeShape};
+use super::shape_probes::{self, ProbeShape};
 
 /// A micro-batch size with the accumulation steps that bring it to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -87,7 +87,7 @@ impl Space {
             cpus: None,
             has_loader: plan.command().is_none(),
             // Where there cannot be enough, whoever plays a run says so.
-            probe_shapes: length_probes::shapes(&plan.data).unwrap_or_default(),
+            probe_shapes: shape_probes::shapes(&plan.data).unwrap_or_default(),
         }
     }
 
@@ -168,23 +168,23 @@ impl Space {
         Point { gradient_checkpointing: kind.gradient_checkpointing, ..point }
     }
 
-    /// The shapes at which probes show how memory follows the length of samples; none where all have the same.
+    /// The shapes at which probes show how memory follows the size of samples; none where all have the same.
     pub fn probe_shapes(&self) -> &[ProbeShape] {
         &self.probe_shapes
     }
 
-    /// Whether the batches of a run have lengths of their own.
-    pub fn has_varying_lengths(&self) -> bool {
+    /// Whether the batches of a run have shapes of their own.
+    pub fn has_varying_shapes(&self) -> bool {
         !self.probe_shapes.is_empty()
     }
 
-    /// The point that a probe at a length of its own runs for a point: the same in all that memory depends on, with more
+    /// The point that a probe at a shape of its own runs for a point: the same in all that memory depends on, with more
     /// accumulation than shows anything new left out.
-    pub fn length_probe_point(&self, point: &Point, batch_size: usize) -> Point {
+    pub fn shape_probe_point(&self, point: &Point, batch_size: usize) -> Point {
         let LoaderSetting { workers, prefetch_depth, .. } = self.first_loader();
         Point {
             batch_size,
-            accumulation_steps: point.accumulation_steps.clamp(1, LENGTH_PROBE_ACCUMULATION),
+            accumulation_steps: point.accumulation_steps.clamp(1, SHAPE_PROBE_ACCUMULATION),
             loader_workers: workers,
             prefetch_depth,
             alloc_conf: None,

@@ -54,7 +54,7 @@ mod tests {
 
     fn spec(purpose: Purpose, accumulation_steps: usize, (warmup_steps, steps): (u32, u32)) -> TrialSpec {
         let point = Point { accumulation_steps, ..Point::plain(8) };
-        TrialSpec { id: TrialId(1), purpose, point, warmup_steps, steps, sample_every: 2, length: None }
+        TrialSpec { id: TrialId(1), purpose, point, warmup_steps, steps, sample_every: 2, sample_size: None }
     }
 
     /// Every length of a trial that never settles.

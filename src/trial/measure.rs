@@ -169,7 +169,7 @@ mod tests {
             warmup_steps,
             steps: 10,
             sample_every: 2,
-            length: None,
+            sample_size: None,
         }
     }
 

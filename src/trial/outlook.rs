@@ -1,10 +1,10 @@
 //! What is forecast of the whole run of a configuration: the part of a [`TrialRecord`](super::TrialRecord) that no trial
 //! measured.
 //!
-//! A soak sees fifty steps. Where samples have varying lengths the cache may grow for hundreds, so before a point is
-//! soaked its coming run is played to the model of the allocator, step by step
-//! ([`long_run`](crate::memory::forecast::long_run)). This is what came of it; the search attaches it to the soak's
-//! record, where the rule [`whole_run`](crate::search::rules::whole_run) reads it.
+//! A soak sees fifty steps. Where samples vary in size the cache may grow for hundreds, so before a point is soaked its
+//! coming run is played to the model of the allocator, step by step ([`long_run`](crate::memory::forecast::long_run)).
+//! This is what came of it; the search attaches it to the soak's record, where the rule
+//! [`whole_run`](crate::search::rules::whole_run) reads it.
 
 use serde::{Deserialize, Serialize};
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::data::DataSpec;
+use crate::data::{DataSpec, SampleSize};
 use crate::device::DeviceChoice;
 use crate::memory::{AllocatorKind, LimitSpec, Trim};
 use crate::model::ModelSpec;
@@ -173,10 +173,10 @@ pub struct TrialSpec {
     pub steps: u32,
     /// A memory sample is taken every so many steps.
     pub sample_every: u32,
-    /// The length of every sample, in a probe that tells what memory does as lengths vary; else they are as the data
-    /// gives them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub length: Option<usize>,
+    /// The size of every sample, in a probe that tells what memory does as sizes vary; else they are as the data gives
+    /// them.
+    #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
+    pub sample_size: Option<SampleSize>,
 }
 
 impl TrialSpec {
@@ -217,18 +217,18 @@ impl TrialSpec {
         self.point.loader_workers.saturating_add(1)
     }
 
-    /// Whether this is a probe at a length of its own, for the forecast of the whole run.
-    pub fn is_length_probe(&self) -> bool {
-        self.is_probe() && self.length.is_some()
+    /// Whether this is a probe at a shape of its own, for the forecast of the whole run.
+    pub fn is_shape_probe(&self) -> bool {
+        self.is_probe() && self.sample_size.is_some()
     }
 
     /// Micro-batches per optimizer step as this trial runs them: the planned run's in a soak, at most four in a probe at
-    /// a length of its own, at most two otherwise.
+    /// a shape of its own, at most two otherwise.
     pub fn accumulation(&self) -> usize {
         if self.is_soak() {
             self.point.accumulation_steps.max(1)
-        } else if self.is_length_probe() {
-            self.point.accumulation_steps.clamp(1, LENGTH_PROBE_ACCUMULATION)
+        } else if self.is_shape_probe() {
+            self.point.accumulation_steps.clamp(1, SHAPE_PROBE_ACCUMULATION)
         } else {
             self.point.trial_accumulation()
         }
@@ -281,7 +281,7 @@ pub struct WorkloadSpec {
 
 /// Of the micro-batches of an update the first makes the gradients, the last is followed by the optimizer's step, and
 /// those between are alike. With four the last but one comes after one like itself, so it stands for any number more.
-pub const LENGTH_PROBE_ACCUMULATION: usize = 4;
+pub const SHAPE_PROBE_ACCUMULATION: usize = 4;
 
 /// What a probe does when, in updates counted from 1.
 ///
@@ -298,7 +298,7 @@ pub struct ProbeSchedule {
 }
 
 impl ProbeSchedule {
-    /// Without batches staged ahead and without lengths: what most probes are.
+    /// Without batches staged ahead and without a shape of its own: what most probes are.
     pub const PLAIN: Self = Self { updates: 5, evaluation_after: 4 };
 
     /// That of a probe.
@@ -310,7 +310,7 @@ impl ProbeSchedule {
         let evaluation_after = settling.saturating_add(Self::PLAIN.evaluation_after);
         let updates = settling.saturating_add(evaluation_after).saturating_add(1);
         // A run of thousands of steps goes on as the recording does, so it has to be settled after the pass as well.
-        let again = u32::from(spec.is_length_probe());
+        let again = u32::from(spec.is_shape_probe());
         Self { updates: updates.saturating_add(again), evaluation_after }
     }
 }
@@ -326,15 +326,15 @@ pub fn trace_path(scratch: &Path, point: &Point) -> PathBuf {
     scratch.join(format!("probe-{}{accumulation}{recomputation}.trace", point.batch_size))
 }
 
-/// The recording that a probe leaves, whichever it is: those at lengths of their own have names of their own.
+/// The recording that a probe leaves, whichever it is: those at shapes of their own have names of their own.
 pub fn recording_path(scratch: &Path, spec: &TrialSpec) -> PathBuf {
-    let Some(length) = spec.length else { return trace_path(scratch, &spec.point) };
+    let Some(size) = spec.sample_size else { return trace_path(scratch, &spec.point) };
     let Point { batch_size, device_prefetch, gradient_checkpointing, trim, .. } = &spec.point;
     let recomputation = if gradient_checkpointing.is_none() { "" } else { "-recomputing" };
     let staged = if *device_prefetch == 0 { String::new() } else { format!("-staging-{device_prefetch}") };
     let trim = if *trim == Trim::Never { String::new() } else { format!("-trimming-{trim}") };
-    let steps = spec.accumulation();
-    scratch.join(format!("probe-{batch_size}x{length}-of-{steps}{staged}{recomputation}{trim}.trace"))
+    let (size, steps) = (size.value(), spec.accumulation());
+    scratch.join(format!("probe-{batch_size}x{size}-of-{steps}{staged}{recomputation}{trim}.trace"))
 }
 
 /// The checkpoint that a soak writes into the scratch directory, and removes; the driver does, should the worker not
@@ -347,17 +347,18 @@ pub fn checkpoint_path(scratch: &Path, trial: TrialId) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn probe(accumulation_steps: usize, device_prefetch: usize, length: Option<usize>) -> TrialSpec {
+    fn probe(accumulation_steps: usize, device_prefetch: usize, tokens: Option<usize>) -> TrialSpec {
         let point = Point { accumulation_steps, device_prefetch, ..Point::plain(2) };
-        TrialSpec { id: TrialId(1), purpose: Purpose::Probe, point, warmup_steps: 1, steps: 1, sample_every: 2, length }
+        let (id, purpose, sample_size) = (TrialId(1), Purpose::Probe, tokens.map(SampleSize::Tokens));
+        TrialSpec { id, purpose, point, warmup_steps: 1, steps: 1, sample_every: 2, sample_size }
     }
 
     #[test]
     fn a_probe_has_two_plain_updates_alike_whose_frees_are_not_of_the_first() {
         for accumulation in 1..=4 {
             for ahead in 0..=9 {
-                for length in [None, Some(64)] {
-                    let spec = probe(accumulation, ahead, length);
+                for tokens in [None, Some(64)] {
+                    let spec = probe(accumulation, ahead, tokens);
                     let ProbeSchedule { updates, evaluation_after } = ProbeSchedule::of(&spec);
                     // Counted from 0: the last plain update, and its first step.
                     let last_plain = evaluation_after - 2;
@@ -367,6 +368,18 @@ mod tests {
             }
         }
         assert_eq!(ProbeSchedule::of(&probe(2, 0, None)), ProbeSchedule::PLAIN);
+    }
+
+    #[test]
+    fn the_size_of_samples_is_one_key_of_a_trial_and_older_trials_are_read() {
+        let json = |size| serde_json::to_value(TrialSpec { sample_size: size, ..probe(1, 0, None) }).unwrap();
+        assert!(json(None).get("length").is_none() && json(None).get("image_size").is_none());
+        for (size, key) in [(SampleSize::Tokens(64), "length"), (SampleSize::Side(64), "image_size")] {
+            let written = json(Some(size));
+            assert_eq!(written[key], 64);
+            assert_eq!(serde_json::from_value::<TrialSpec>(written).unwrap().sample_size, Some(size));
+        }
+        assert_eq!(serde_json::from_value::<TrialSpec>(json(None)).unwrap(), probe(1, 0, None));
     }
 
     #[test]

@@ -7,11 +7,11 @@ use batchtune::data::loader::{Loader, LoaderConfig};
 use batchtune::data::order::Order;
 use batchtune::data::rules::BatchRules;
 use batchtune::data::{
-    DataSpec, Dataset, HostBatch, HostValues, LastBatch, LengthDistribution, LengthSpec, Padding, Place, Sample,
-    held_out,
+    self, DataSpec, Dataset, HostBatch, HostValues, ImageSizeSpec, LastBatch, LengthDistribution, LengthSpec, Padding,
+    Place, Sample, held_out,
 };
 
-use crate::fixtures::every_kind;
+use crate::fixtures::{every_kind, image_input};
 
 const WORKERS: [usize; 4] = [0, 1, 2, 4];
 const DEPTHS: [usize; 3] = [0, 1, 2];
@@ -130,6 +130,43 @@ fn every_dataset_comes_whole_and_in_the_same_order_for_any_workers_and_depth() {
             }
         }
     }
+}
+
+#[test]
+fn images_of_varying_side_are_the_same_for_any_workers_and_depth_and_every_image_of_a_batch_has_its_side() {
+    let root = tempfile::tempdir().unwrap();
+    let mut kinds = 0;
+    let synthetic = data::open(&DataSpec::default(), &image_input(16), 5).unwrap();
+    for (name, dataset) in every_kind(root.path()).into_iter().chain([("synthetic images", synthetic)]) {
+        let place = Place { index: 1, epoch: 2 };
+        let whole = dataset.input_shape();
+        let [channels, side, _] = whole[..] else { continue };
+        let of_side = dataset.sample_of_side(place, side);
+        if name == "cifar10" {
+            assert!(of_side.unwrap_err().to_string().contains("cannot be made as images of 32 × 32 pixels"));
+            continue;
+        }
+        kinds += 1;
+        assert_eq!(of_side.unwrap(), dataset.sample_at(place).unwrap(), "{name}");
+        let image_size = ImageSizeSpec::Range { min: side / 4, max: side, multiple_of: side / 4, every: 2 };
+        let spec = DataSpec { image_size: Some(image_size), ..DataSpec::default() };
+        let longest = Longest::Every { first: 1, period: 4 };
+        let rules = BatchRules { longest, ..BatchRules::of(&spec, SEED) };
+        let expected = batches(&dataset, rules, (0, 0));
+        let shape = |batch: &HostBatch| (batch.input_shape[1..].to_vec(), batch.target_shape.clone());
+        let sides: Vec<usize> = expected.iter().map(|batch| batch.input_shape[3]).collect();
+        for (batch, side) in expected.iter().zip(&sides) {
+            assert_eq!(shape(batch), (vec![channels, *side, *side], vec![BATCH_SIZE]), "{name}");
+        }
+        assert!(sides.iter().skip(1).step_by(4).all(|other| *other == side), "{name}: {sides:?}");
+        assert!(sides.iter().any(|other| *other < side), "{name}: {sides:?}");
+        for workers in WORKERS {
+            for depth in DEPTHS {
+                assert_eq!(batches(&dataset, rules, (workers, depth)), expected, "{name}, {workers} × {depth}");
+            }
+        }
+    }
+    assert_eq!(kinds, 2, "synthetic images and those of a folder");
 }
 
 #[test]

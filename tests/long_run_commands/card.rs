@@ -17,6 +17,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use batchtune::data::SampleSize;
 use batchtune::device::DeviceChoice;
 use batchtune::memory::forecast::long_run::LongRunFigures;
 use batchtune::memory::forecast::shape::ShapeForecaster;
@@ -334,7 +335,7 @@ fn a_run_of_pytorch_is_forecast_from_seven_tiny_probes() {
     let mut card = Card::new();
     std::fs::create_dir_all(&card.out).unwrap();
     let mut rig = Rig::new(&card.program).keeping_traces(&card.out);
-    let forecaster = rig.probes(&PROBES).and_then(|probes| forecaster(&probes));
+    let forecaster = rig.probes(&PROBES, SampleSize::Tokens).and_then(|probes| forecaster(&probes));
     match &forecaster {
         Ok(forecaster) => card.say(&format!("{}: {}", forecaster.method(), forecaster.reason())),
         Err(error) => card.fail(format!("no forecast: {error}")),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use batchtune::data::SampleSize;
 use batchtune::device::DeviceChoice;
 use batchtune::memory::forecast::long_run::{LongRunFigures, play};
 use batchtune::memory::forecast::shape::{Axes, LongRun, Shape, ShapeForecaster, ShapeProbe};
@@ -104,7 +105,7 @@ impl Rig {
         let point = Point::plain(usize::try_from(batch_size).unwrap());
         let warmup_steps = 2;
         let steps = steps.saturating_sub(warmup_steps);
-        TrialSpec { id: TrialId(self.trials), purpose, point, warmup_steps, steps, sample_every: 1, length: None }
+        TrialSpec { id: TrialId(self.trials), purpose, point, warmup_steps, steps, sample_every: 1, sample_size: None }
     }
 
     fn trial_of(&mut self, purpose: Purpose, run: &Run) -> TrialSpec {
@@ -122,17 +123,16 @@ impl Rig {
         self.executor.run(spec, &mut log).unwrap()
     }
 
-    /// A probe of each shape, or what was said of the first that failed.
-    pub(crate) fn probes(&mut self, shapes: &[[u64; 2]]) -> Result<Vec<Probe>, String> {
+    /// A probe of each shape, its samples of that size, or what was said of the first that failed.
+    pub(crate) fn probes(&mut self, shapes: &[[u64; 2]], of: fn(usize) -> SampleSize) -> Result<Vec<Probe>, String> {
         let mut probes = Vec::new();
-        for [batch_size, length] in shapes.iter().copied() {
-            let length_of_trial = Some(usize::try_from(length).unwrap());
-            let spec = TrialSpec { length: length_of_trial, ..self.trial(Purpose::Probe, batch_size, 0) };
+        for [batch_size, size] in shapes.iter().copied() {
+            let sample_size = Some(of(usize::try_from(size).unwrap()));
+            let spec = TrialSpec { sample_size, ..self.trial(Purpose::Probe, batch_size, 0) };
             let steps = ProbeSchedule::of(&spec).updates;
             let spec = TrialSpec { warmup_steps: 0, steps, ..spec };
-            let events =
-                self.record(&spec).map_err(|error| format!("the probe at {batch_size} × {length}: {error}"))?;
-            probes.push(([batch_size, length], events));
+            let events = self.record(&spec).map_err(|error| format!("the probe at {batch_size} × {size}: {error}"))?;
+            probes.push(([batch_size, size], events));
         }
         Ok(probes)
     }

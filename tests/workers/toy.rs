@@ -29,6 +29,6 @@ pub(crate) fn spec(id: u32, purpose: Purpose) -> TrialSpec {
         warmup_steps: 0,
         steps: 1,
         sample_every: 1,
-        length: None,
+        sample_size: None,
     }
 }

@@ -59,5 +59,5 @@ pub(crate) fn trial(purpose: Purpose, batch_size: usize) -> TrialSpec {
         trim: Trim::Never,
         alloc_conf: None,
     };
-    TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 2, steps: 6, sample_every: 2, length: None }
+    TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 2, steps: 6, sample_every: 2, sample_size: None }
 }

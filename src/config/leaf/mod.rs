@@ -21,6 +21,7 @@ pub mod memory;
 pub mod number;
 pub mod text;
 pub mod time;
+pub mod varying;
 
 /// A value written as one scalar.
 pub trait Leaf: Sized {

@@ -1,18 +1,14 @@
 //! `data:`, what to train on.
 
-use std::fmt;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Error, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::config::leaf::choice::{Choice, Pinning};
 use crate::config::leaf::memory::Size;
-use crate::config::leaf::number::Whole;
+use crate::config::leaf::number::{MANY, Whole};
 use crate::config::leaf::text::Text;
 use crate::config::leaf::time::Time;
-use crate::config::leaf::{Leaf, LeafVisitor};
+use crate::config::leaf::varying::{Range, Varying};
 use crate::config::plan::PinMemory;
 use crate::data::{LastBatch, LengthDistribution, OnBadSample, Padding, SourceKind};
 
@@ -28,6 +24,10 @@ pub struct DataFile {
     /// Tokens per sample; the model's by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence_length: Option<Length>,
+    /// Pixels of an image's side; the model's by default. With bounds all images of a batch have one side, drawn anew
+    /// every so many batches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_size: Option<ImageSize>,
     /// How far samples of varying length are padded. Trials run the longest batch there can be in any case.
     pub padding: Choice<Padding>,
     /// Rows of `padding: longest` are filled up to a multiple of so many tokens, no further than the longest length.
@@ -56,6 +56,7 @@ impl Default for DataFile {
             source: Choice::default(),
             path: None,
             sequence_length: None,
+            image_size: None,
             padding: Choice::default(),
             pad_to_multiple_of: None,
             tokenizer: None,
@@ -72,13 +73,7 @@ impl Default for DataFile {
 pub type Tokens = Whole<1, 16_777_216>;
 
 /// One length for all samples, or lengths between two bounds.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Length {
-    /// All the same.
-    Fixed(Tokens),
-    /// Drawn between two bounds.
-    Range(LengthRange),
-}
+pub type Length = Varying<LengthRange>;
 
 /// Lengths between two bounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -92,55 +87,42 @@ pub struct LengthRange {
     pub distribution: Choice<LengthDistribution>,
 }
 
-impl Leaf for Length {
-    fn expecting(f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number of tokens such as `512`, or a range such as `{min: 64, max: 512, distribution: uniform}`")
-    }
+impl Range for LengthRange {
+    type One = Tokens;
+    const NAME: &'static str = "Length";
+    const EXPECTED: &'static str =
+        "a number of tokens such as `512`, or a range such as `{min: 64, max: 512, distribution: uniform}`";
+}
 
-    fn from_whole(number: u64) -> Option<Self> {
-        Tokens::from_whole(number).map(Self::Fixed)
+/// How many pixels the side of an image may have.
+pub type Pixels = Whole<1, 16_384>;
+
+/// One side for all images, or sides between two bounds.
+pub type ImageSize = Varying<SideRange>;
+
+/// Sides between two bounds, one for all images of a batch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SideRange {
+    /// Sides are no smaller.
+    pub min: Option<Pixels>,
+    /// Sides are no larger.
+    pub max: Option<Pixels>,
+    /// Sides are multiples of so many pixels: of those by which the net divides an image.
+    pub multiple_of: Pixels,
+    /// Batches until the side is drawn anew.
+    pub every: Whole<1, MANY>,
+}
+
+impl Default for SideRange {
+    fn default() -> Self {
+        Self { min: None, max: None, multiple_of: Whole::clamped(32), every: Whole::clamped(1) }
     }
 }
 
-struct LengthVisitor;
-
-impl<'de> Visitor<'de> for LengthVisitor {
-    type Value = Length;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Length::expecting(f)
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Length, E> {
-        LeafVisitor::new().visit_u64(number)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Length, A::Error> {
-        LengthRange::deserialize(MapAccessDeserializer::new(map)).map(Length::Range)
-    }
-}
-
-impl<'de> Deserialize<'de> for Length {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(LengthVisitor)
-    }
-}
-
-impl Serialize for Length {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Fixed(tokens) => tokens.serialize(serializer),
-            Self::Range(range) => range.serialize(serializer),
-        }
-    }
-}
-
-impl JsonSchema for Length {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Length".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [generator.subschema_for::<Tokens>(), generator.subschema_for::<LengthRange>()] })
-    }
+impl Range for SideRange {
+    type One = Pixels;
+    const NAME: &'static str = "ImageSize";
+    const EXPECTED: &'static str =
+        "a number of pixels such as `224`, or a range such as `{min: 160, max: 320, multiple_of: 32, every: 10}`";
 }

@@ -145,7 +145,7 @@ fn a_resumed_study_searches_no_more_and_comes_to_the_same_wherever_it_was_cut() 
     let whole = study(&varying(), &mut machine(folder.path()), None, never);
     let cuts = whole.journal.entries.iter().enumerate().filter(|(_, entry)| {
         matches!(entry, Entry::AllocatorTuned { .. } | Entry::WholeRun { .. })
-            || matches!(entry, Entry::TrialEnded { record, .. } if !record.spec.is_length_probe())
+            || matches!(entry, Entry::TrialEnded { record, .. } if !record.spec.is_shape_probe())
     });
     for (cut, _) in cuts {
         let again = tempfile::tempdir().unwrap();

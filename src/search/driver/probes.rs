@@ -15,7 +15,7 @@ use crate::memory::{AllocatorKind, Event};
 use crate::progress::Event as Progress;
 use crate::search::JudgedTrial;
 use crate::search::knowledge::probed::{Probed, RunTerms, Terms};
-use crate::search::length_probes;
+use crate::search::shape_probes;
 use crate::text::with_causes;
 use crate::trial::TrialRecord;
 use crate::trial::command::Placeholder;
@@ -65,12 +65,12 @@ pub(super) fn knowledge(plan: &Plan, facts: &DeviceFacts) -> Probed {
     knowledge
 }
 
-/// The run that is coming. Of a user's own program nobody knows the data but by what the configuration says of its lengths,
-/// and nothing can be asked of it at a length that it takes no notice of.
+/// The run that is coming. Of a user's own program nobody knows the data but by what the configuration says of its lengths or
+/// sides, and nothing can be asked of it at one that it takes no notice of.
 pub(in crate::search) fn run_terms(plan: &Plan) -> Option<RunTerms> {
     let is_known = plan.command().is_none_or(|command| {
-        let varies = length_probes::shapes(&plan.data).is_ok_and(|shapes| !shapes.is_empty());
-        varies && command.holds(Placeholder::SequenceLength)
+        let shape = shape_probes::shapes(&plan.data).unwrap_or_default().first().copied();
+        shape.is_some_and(|(_, size)| command.holds(Placeholder::of_sample_size(size)))
     });
     (plan.safety.horizon_steps > 0 && is_known).then(|| RunTerms {
         horizon_steps: plan.safety.horizon_steps,
@@ -116,8 +116,8 @@ impl Running<'_> {
                 return false;
             }
         };
-        match record.spec.length {
-            Some(length) => self.knowledge.add_length_probe(&record.spec.point, length, events),
+        match record.spec.sample_size {
+            Some(size) => self.knowledge.add_shape_probe(&record.spec.point, size, events),
             None => _ = self.knowledge.add(&record.spec.point, events),
         }
         true
@@ -125,7 +125,7 @@ impl Running<'_> {
 
     /// Tells what the probes so far are worth, once they are worth something or have failed.
     pub(super) fn report_forecast(&mut self) {
-        let is_probe = |trial: &&JudgedTrial| trial.record.spec.is_probe() && !trial.record.spec.is_length_probe();
+        let is_probe = |trial: &&JudgedTrial| trial.record.spec.is_probe() && !trial.record.spec.is_shape_probe();
         let last = self.history.trials().iter().rev().find(is_probe);
         let point = last.map(|trial| &trial.record.spec.point);
         if let Some(summary) = self.knowledge.summary(point, &self.history) {

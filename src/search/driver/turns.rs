@@ -64,17 +64,19 @@ fn answers(spec: &TrialSpec, ask: &Ask) -> bool {
     match ask {
         Ask::Run { point, purpose } => {
             let asked = (*purpose == Purpose::Soak, *purpose == Purpose::Probe, *purpose == Purpose::Throughput);
-            kind(spec) == asked && spec.length.is_none() && spec.point == *point
+            kind(spec) == asked && spec.sample_size.is_none() && spec.point == *point
         }
-        Ask::ProbeLength { point, length } => spec.is_probe() && spec.length == Some(*length) && spec.point == *point,
+        Ask::ProbeShape { point, sample_size } => {
+            spec.is_probe() && spec.sample_size == Some(*sample_size) && spec.point == *point
+        }
         Ask::Play { .. } | Ask::TuneAllocator { .. } | Ask::Finished(_) => false,
     }
 }
 
 fn ask_of(spec: &TrialSpec) -> Ask {
     let point = spec.point.clone();
-    match spec.length {
-        Some(length) => Ask::ProbeLength { point, length },
+    match spec.sample_size {
+        Some(sample_size) => Ask::ProbeShape { point, sample_size },
         None => Ask::Run { point, purpose: spec.purpose },
     }
 }
@@ -132,12 +134,12 @@ impl Running<'_> {
 
     /// Begins a trial, if there is room for it.
     fn begin(&mut self, ask: &Ask) -> bool {
-        let (point, purpose, length) = match ask.clone() {
+        let (point, purpose, sample_size) = match ask.clone() {
             Ask::Run { point, purpose } => (point, purpose, None),
-            Ask::ProbeLength { point, length } => (point, Purpose::Probe, Some(length)),
+            Ask::ProbeShape { point, sample_size } => (point, Purpose::Probe, Some(sample_size)),
             Ask::Play { .. } | Ask::TuneAllocator { .. } | Ask::Finished(_) => return false,
         };
-        let spec = self.spec(point, purpose, length);
+        let spec = self.spec(point, purpose, sample_size);
         let Some(index) = self.crew.place(&spec) else { return false };
         self.last_id = spec.id.0;
         self.note(&Entry::TrialStarted { spec: spec.clone() });

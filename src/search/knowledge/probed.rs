@@ -373,7 +373,7 @@ fn as_if_measured(batch_size: usize, sample: MemorySample) -> TrialRecord {
             warmup_steps,
             steps,
             sample_every,
-            length: None,
+            sample_size: None,
         },
         outcome: Outcome::Completed,
         rank: None,

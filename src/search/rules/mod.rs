@@ -274,7 +274,7 @@ pub(crate) mod testing {
                 warmup_steps: 2,
                 steps: 10,
                 sample_every: 2,
-                length: None,
+                sample_size: None,
             },
             outcome: Outcome::Completed,
             rank: None,

@@ -1,9 +1,10 @@
 //! The coming run lasts, by forecast.
 //!
-//! Where samples have varying lengths, a cache may grow for hundreds of steps after the soak's fifty. Before the soak the
-//! whole run is played to the model of the allocator ([`knowledge`](crate::search::knowledge)), and what came of it is put
-//! into the soak's record as its [`Outlook`]: the one thing beside the recorded series that a rule reads. It is the record's,
-//! so it is in the journal, and a resumed study judges the same without playing anything.
+//! Where samples vary in length, or images in their side, a cache may grow for hundreds of steps after the soak's
+//! fifty. Before the soak the whole run is played to the model of the allocator
+//! ([`knowledge`](crate::search::knowledge)), and what came of it is put into the soak's record as its [`Outlook`]: the
+//! one thing beside the recorded series that a rule reads. It is the record's, so it is in the journal, and a resumed
+//! study judges the same without playing anything.
 //!
 //! - It **fails** where the forecast breaks: out of memory, a rate above its threshold in the steady state, growth without a
 //!   plateau, however far away the limit is ([`judge`](crate::memory::forecast::long_run::judge) says what that is). (Such a point is ruled out before its soak; the rule stands for a soak that has run all the same.)

@@ -62,20 +62,20 @@ impl Staged {
 fn purpose(ask: &Ask) -> Option<Purpose> {
     match ask {
         Ask::Run { purpose, .. } => Some(*purpose),
-        Ask::ProbeLength { .. } => Some(Purpose::Probe),
+        Ask::ProbeShape { .. } => Some(Purpose::Probe),
         Ask::Play { .. } | Ask::TuneAllocator { .. } | Ask::Finished(_) => None,
     }
 }
 
 /// A trial as if it had ended, as fast as such a one can be expected to be: the less seems worth trying beside it.
 fn imagine(view: View<'_>, ask: &Ask, fate: Fate) -> Option<JudgedTrial> {
-    let (point, purpose, length) = match ask {
+    let (point, purpose, sample_size) = match ask {
         Ask::Run { point, purpose } => (point, *purpose, None),
-        Ask::ProbeLength { point, length } => (point, Purpose::Probe, Some(*length)),
+        Ask::ProbeShape { point, sample_size } => (point, Purpose::Probe, Some(*sample_size)),
         Ask::Play { .. } | Ask::TuneAllocator { .. } | Ask::Finished(_) => return None,
     };
     let (id, point) = (TrialId(0), point.clone());
-    let spec = TrialSpec { id, purpose, point, warmup_steps: 0, steps: 1, sample_every: 1, length };
+    let spec = TrialSpec { id, purpose, point, warmup_steps: 0, steps: 1, sample_every: 1, sample_size };
     let is_full_size = !matches!(purpose, Purpose::Smallest | Purpose::Probe);
     let rate = is_full_size.then(|| rate(view, &spec.point));
     let begun = TrialRecord::begun(&spec);

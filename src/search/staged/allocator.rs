@@ -3,9 +3,8 @@
 //! The probes' events can be replayed under any settings, so every candidate is tried at the chosen size without running
 //! it ([`tuning`](crate::memory::forecast::tuning)):
 //!
-//! - over the coming run itself, where the lengths of its samples vary and the run can be forecast. That takes up to a
-//!   minute, so the driver does it ([`Ask::TuneAllocator`]), once the probes of the run and its play under the program's
-//!   own settings are there;
+//! - over the coming run itself, where its shapes vary and it can be forecast. That takes up to a minute, so the driver does
+//!   it ([`Ask::TuneAllocator`]), once the probes of the run and its play under the program's own settings are there;
 //! - else over steps that are all alike.
 //!
 //! Where the configuration lists settings, those are the candidates; else any that a search comes upon.
@@ -91,7 +90,7 @@ impl Staged {
     /// What a search over the coming run came to for a point with the program's own settings; `None` where there can be no
     /// such search. Leaves with what the search needs, and with it.
     fn tuned_over_run<'a>(&self, view: View<'a>, own: &Point) -> Result<Option<&'a TunedRun>, Ask> {
-        let is_meant = !self.space.alloc_confs().is_empty() && self.space.has_varying_lengths();
+        let is_meant = !self.space.alloc_confs().is_empty() && self.space.has_varying_shapes();
         if !is_meant || !view.knowledge.can_play(own) {
             return Ok(None);
         }

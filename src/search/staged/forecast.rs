@@ -100,8 +100,8 @@ pub(super) fn step_time(view: View<'_>, mode: GradientCheckpointing) -> Option<S
         let is_alike =
             spec.point.gradient_checkpointing == mode && (!spec.is_probe() || spec.point.accumulation_steps > 1);
         // Trials of another data path come later, and must not change what was decided before them.
-        // Nor does a tiny length say anything of whole ones.
-        let is_base = !spec.is_length_probe()
+        // Nor do tiny samples say anything of whole ones.
+        let is_base = !spec.is_shape_probe()
             && !matches!(
                 spec.purpose,
                 Purpose::Throughput | Purpose::Loader | Purpose::Remedy | Purpose::Allocator | Purpose::Soak

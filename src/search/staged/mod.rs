@@ -15,7 +15,7 @@
 //! 5. **Loader** ([`loader`]): where the step waits, the loader is run alone with more workers, and the fewest that make
 //!    enough are verified by real steps; on a breach the prefetch depth goes first.
 //! 6. **Allocator** ([`allocator`]): settings of PyTorch's allocator that hold less by replay, over the coming run where
-//!    lengths vary, are confirmed by a run.
+//!    samples vary in size, are confirmed by a run.
 //! 7. **Whole run** ([`whole_run`]): the coming run of the best point is played to the model of the allocator; where it
 //!    breaks, settings of the allocator under which it lasts are looked for, and then the next best is looked at.
 //! 8. **Soak** ([`soak`]): the best point is proved by a long run; on a breach the next best is. Found settings of the

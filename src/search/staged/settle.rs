@@ -86,7 +86,7 @@ impl Staged {
         if is_exact {
             let before = count(|record| {
                 let spec = &record.spec;
-                !spec.is_soak() && !spec.is_throughput() && !spec.is_length_probe()
+                !spec.is_soak() && !spec.is_throughput() && !spec.is_shape_probe()
             });
             before < TRIALS_BEFORE_SOAK + other_probes + other_sizes
                 && count(is_of_full_size) < FULL_SIZE_TRIALS + other_sizes
@@ -97,7 +97,7 @@ impl Staged {
 }
 
 fn is_probe_of_sizes(record: &TrialRecord) -> bool {
-    record.spec.is_probe() && !record.spec.is_length_probe()
+    record.spec.is_probe() && !record.spec.is_shape_probe()
 }
 
 fn is_of_full_size(record: &TrialRecord) -> bool {

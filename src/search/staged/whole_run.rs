@@ -1,10 +1,11 @@
 //! Before the soak: whether the whole run of a point lasts, by forecast.
 //!
 //! A soak sees fifty steps, and a run that breaks does so later. So before a point is soaked its coming run is played:
-//! where samples have varying lengths, tiny probes at a handful of shapes come first. A point whose run breaks is ruled out
-//! with the step; settings of the allocator under which it lasts are taken where there are any, else the next best is looked
-//! at. What could not be forecast is left to the soak. The one soak of a run that breaks is that of the program's own settings
-//! beside better ones ([`allocator`](super::allocator)), which it is there to be compared with.
+//! where samples vary in length or images in their side, tiny probes at a handful of shapes come first. A point whose
+//! run breaks is ruled out with the step; settings of the allocator under which it lasts are taken where there are any,
+//! else the next best is looked at. What could not be forecast is left to the soak. The one soak of a run that breaks
+//! is that of the program's own settings beside better ones ([`allocator`](super::allocator)), which it is there to be
+//! compared with.
 //!
 //! These probes are asked for when a point is known, and at no other time: they come last, so that nothing that was
 //! decided before but the allocator's settings depends on them, and they do not count among the trials that a search may
@@ -27,17 +28,17 @@ impl Staged {
 
     /// What is forecast of the whole run of a point that can be played; leaves with what it takes to tell.
     pub(super) fn outlook<'a>(&self, view: View<'a>, point: &Point) -> Result<&'a Outlook, Ask> {
-        self.length_probes(view, point)?;
+        self.shape_probes(view, point)?;
         view.history.outlook(point).ok_or_else(|| Ask::Play { point: point.clone() })
     }
 
     /// Leaves with the next probe that a play of a point's whole run takes. A resumed study that knows what came of the play
     /// is told of the probes all the same: a search for settings plays the run again.
-    fn length_probes(&self, view: View<'_>, point: &Point) -> Result<(), Ask> {
-        for (batch_size, length) in self.space.probe_shapes() {
-            let probe = self.space.length_probe_point(point, *batch_size);
-            match view.history.length_probed(&probe, *length) {
-                None => return Err(Ask::ProbeLength { point: probe, length: *length }),
+    fn shape_probes(&self, view: View<'_>, point: &Point) -> Result<(), Ask> {
+        for (batch_size, sample_size) in self.space.probe_shapes() {
+            let probe = self.space.shape_probe_point(point, *batch_size);
+            match view.history.shape_probed(&probe, *sample_size) {
+                None => return Err(Ask::ProbeShape { point: probe, sample_size: *sample_size }),
                 Some(trial) if trial.record.completed() => {}
                 // The others would not make up for it; the forecast says so.
                 Some(_) => break,
@@ -84,9 +85,9 @@ mod tests {
         let soaks = soaked(&history);
         let [(16, Some(outlook))] = soaks.as_slice() else { panic!("{:?}", played.sizes()) };
         assert_eq!((outlook.method, outlook.steps, &outlook.breach), (Method::Exact, 200, &None));
-        let at: Vec<_> = history.trials().iter().map(|trial| trial.record.spec.is_length_probe()).collect();
-        let first = at.iter().position(|is_length_probe| *is_length_probe).unwrap();
-        assert!(at[first..at.len() - 1].iter().all(|is_length_probe| *is_length_probe), "right before the soak");
+        let at: Vec<_> = history.trials().iter().map(|trial| trial.record.spec.is_shape_probe()).collect();
+        let first = at.iter().position(|is_shape_probe| *is_shape_probe).unwrap();
+        assert!(at[first..at.len() - 1].iter().all(|is_shape_probe| *is_shape_probe), "right before the soak");
         assert_eq!(at.len() - 1 - first, 7);
     }
 

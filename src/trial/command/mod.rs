@@ -30,6 +30,7 @@ use super::outcome::{Outcome, TrialRecord};
 use super::process::{OomKills, Patience};
 use super::spawn::{Launch, Running, SpawnError, Spawner, Start};
 use super::spec::TrialSpec;
+use crate::data::SampleSize;
 use crate::device::visible::VISIBLE_DEVICES;
 use crate::device::{DeviceChoice, DeviceFacts};
 use crate::memory::{AllocatorKind, LimitSpec};
@@ -118,8 +119,8 @@ pub struct CommandExecutor {
     peak_allocated_bytes: u64,
     /// The rank that probes are traced of.
     traced_rank: Option<usize>,
-    /// For each batch size the first length that was recorded, and what it took.
-    lengths: HashMap<usize, (usize, u64)>,
+    /// For each batch size the first size of samples that was recorded, and what it took.
+    sample_sizes: HashMap<usize, (SampleSize, u64)>,
 }
 
 impl CommandExecutor {
@@ -134,7 +135,7 @@ impl CommandExecutor {
             reports: false,
             peak_allocated_bytes: 0,
             traced_rank: None,
-            lengths: HashMap::new(),
+            sample_sizes: HashMap::new(),
         }
     }
 

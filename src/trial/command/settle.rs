@@ -8,6 +8,7 @@ use super::run::Heard;
 use super::spec::TrialFiles;
 use super::trace::{self, Beside, Content};
 use super::{CommandExecutor, Placeholder, worst};
+use crate::data::SampleSize;
 use crate::memory::MemorySample;
 use crate::text::with_causes;
 use crate::trial::outcome::{Measurement, Outcome, TrialRecord};
@@ -99,15 +100,19 @@ impl CommandExecutor {
         }
     }
 
-    /// What is to be said of a program that allocates the same at two lengths. Taken for what lengths do, its recordings
-    /// would make a forecast that is wrong and looks exact.
+    /// What is to be said of a program that allocates the same at two sizes of its samples. Taken for what sizes do, its
+    /// recordings would make a forecast that is wrong and looks exact.
     fn heeded(&mut self, spec: &TrialSpec, content: Content) -> Option<String> {
-        let length = spec.length?;
-        let (before, sizes) = *self.lengths.entry(spec.point.batch_size).or_insert((length, content.sizes));
-        (before != length && sizes == content.sizes).then(|| {
+        let size = spec.sample_size?;
+        let (before, sizes) = *self.sample_sizes.entry(spec.point.batch_size).or_insert((size, content.sizes));
+        (before != size && sizes == content.sizes).then(|| {
+            let name = Placeholder::of_sample_size(size).name();
+            let use_it = match size {
+                SampleSize::Tokens(_) => "pad every batch to",
+                SampleSize::Side(_) => "give the images of every batch the side",
+            };
             format!(
-                "the program allocates the same at a length of {before} and of {length} (hint: pad every batch to \
-                 `{{sequence_length}}` where it is not 0)"
+                "the program allocates the same at {before} and at {size} (hint: {use_it} `{{{name}}}` where it is not 0)"
             )
         })
     }

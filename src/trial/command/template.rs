@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::data::SampleSize;
 use crate::trial::placeholders::{Piece, fill, parse};
 use crate::trial::spec::TrialSpec;
 
@@ -41,13 +42,15 @@ pub enum Placeholder {
     Seed,
     /// The length that every batch is padded to; 0 leaves lengths as they come.
     SequenceLength,
+    /// The side of the images of every batch, in pixels; 0 leaves sides as they come.
+    ImageSize,
     /// Ranks that train together.
     Replicas,
 }
 
 impl Placeholder {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::BatchSize,
         Self::AccumulationSteps,
         Self::EffectiveBatchSize,
@@ -61,6 +64,7 @@ impl Placeholder {
         Self::WarmupSteps,
         Self::Seed,
         Self::SequenceLength,
+        Self::ImageSize,
         Self::Replicas,
     ];
 
@@ -80,7 +84,16 @@ impl Placeholder {
             Self::WarmupSteps => "warmup_steps",
             Self::Seed => "seed",
             Self::SequenceLength => "sequence_length",
+            Self::ImageSize => "image_size",
             Self::Replicas => "replicas",
+        }
+    }
+
+    /// The one that tells a program of which size all samples are to be.
+    pub fn of_sample_size(size: SampleSize) -> Self {
+        match size {
+            SampleSize::Tokens(_) => Self::SequenceLength,
+            SampleSize::Side(_) => Self::ImageSize,
         }
     }
 
@@ -122,7 +135,10 @@ impl Filling<'_> {
             Placeholder::Steps => self.trial.total_steps().to_string(),
             Placeholder::WarmupSteps => self.trial.warmup_steps.to_string(),
             Placeholder::Seed => self.seed.to_string(),
-            Placeholder::SequenceLength => self.trial.length.unwrap_or(0).to_string(),
+            Placeholder::SequenceLength | Placeholder::ImageSize => {
+                let own = self.trial.sample_size.filter(|size| Placeholder::of_sample_size(*size) == placeholder);
+                own.map_or(0, SampleSize::value).to_string()
+            }
             Placeholder::Replicas => self.replicas.to_string(),
         }
     }
@@ -224,11 +240,13 @@ mod tests {
     }
 
     #[test]
-    fn a_length_is_told_where_the_trial_has_one() {
-        assert_eq!(filled("--length={sequence_length}"), "--length=0");
-        let trial = TrialSpec { length: Some(96), ..trial(2) };
-        let template = Template::parse("{sequence_length}").unwrap();
-        assert_eq!(template.fill(&Filling { trial: &trial, precision: "f32", seed: 0, replicas: 1 }), "96");
+    fn a_length_or_a_side_is_told_where_the_trial_has_one() {
+        assert_eq!(filled("--length={sequence_length} --side={image_size}"), "--length=0 --side=0");
+        let template = Template::parse("{sequence_length} {image_size}").unwrap();
+        for (size, told) in [(SampleSize::Tokens(96), "96 0"), (SampleSize::Side(96), "0 96")] {
+            let trial = TrialSpec { sample_size: Some(size), ..trial(2) };
+            assert_eq!(template.fill(&Filling { trial: &trial, precision: "f32", seed: 0, replicas: 1 }), told);
+        }
     }
 
     #[test]

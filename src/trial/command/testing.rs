@@ -27,6 +27,6 @@ pub(super) fn trial(batch_size: usize) -> TrialSpec {
         warmup_steps: 2,
         steps: 10,
         sample_every: 2,
-        length: None,
+        sample_size: None,
     }
 }

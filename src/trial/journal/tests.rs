@@ -23,7 +23,7 @@ fn spec(id: u32) -> TrialSpec {
         warmup_steps: 2,
         steps: 10,
         sample_every: 2,
-        length: None,
+        sample_size: None,
     }
 }
 

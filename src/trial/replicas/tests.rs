@@ -14,7 +14,7 @@ fn spec() -> TrialSpec {
         warmup_steps: 0,
         steps: 4,
         sample_every: 2,
-        length: None,
+        sample_size: None,
     }
 }
 

@@ -10,7 +10,8 @@ use super::part::Part;
 use crate::data::lengths::{Lengths, Longest};
 use crate::data::loader::{Batches, Loader, LoaderConfig};
 use crate::data::rules::BatchRules;
-use crate::data::{self, Batch, Dataset};
+use crate::data::sides::Sides;
+use crate::data::{self, Batch, Dataset, SampleSize};
 use crate::device::collective::{Cards, Relay, Replica};
 use crate::device::{self, DeviceChoice, DeviceSession, StepError};
 use crate::model::{BuildContext, Family, ModelError, Registry};
@@ -136,6 +137,8 @@ impl<'a> Opened<'a> {
         let of_workload = |error: &dyn std::error::Error| (Refusal::Workload, with_causes(error));
         let family = registry.get(&workload.model.family).map_err(|error| of_workload(&error))?;
         let input = family.input(&workload.model).map_err(|error| of_workload(&error))?;
+        let sides = registry.check_sides(&workload.model, &input, workload.data.image_size);
+        sides.map_err(|error| of_workload(&error))?;
         let choice = device_of(workload.device, replica.as_ref().map(|(replica, _)| replica));
         let mut session = choice
             .and_then(|choice| device::open(choice, workload.limit, workload.allocator))
@@ -152,7 +155,7 @@ impl<'a> Opened<'a> {
     pub(super) fn parts(&mut self, trial: &TrialSpec) -> (&mut dyn DeviceSession, impl Supplies) {
         let supplies = Stock {
             longest: longest(trial),
-            length: trial.length,
+            sample_size: trial.sample_size,
             family: self.family,
             workload: &self.workload,
             training: &self.training,
@@ -163,13 +166,14 @@ impl<'a> Opened<'a> {
     }
 }
 
-/// Which batches of a trial are as long as any can be, where lengths vary (see [`lengths`](crate::data::lengths)).
+/// Which batches of a trial are as long as any can be, where lengths vary (see [`lengths`](crate::data::lengths)), or have
+/// images as large as any can be, where sides do.
 ///
 /// A forecast needs traces that are alike, so those of a probe all are. Every other trial measures batches as they come;
-/// the first long one is put in once there is optimizer state, so that even a short trial has it.
+/// the first large one is put in once there is optimizer state, so that even a short trial has it.
 fn longest(trial: &TrialSpec) -> Longest {
-    if trial.is_length_probe() {
-        // All are of one length already, and it is not the longest.
+    if trial.is_shape_probe() {
+        // All are of one size already, and it is not the largest.
         return Longest::ByChance;
     }
     if trial.is_probe() {
@@ -197,8 +201,8 @@ fn device_of(choice: DeviceChoice, replica: Option<&Replica>) -> Result<DeviceCh
 
 struct Stock<'a> {
     longest: Longest,
-    /// The length of all samples, in place of what the data says.
-    length: Option<usize>,
+    /// The size of all samples, in place of what the data says.
+    sample_size: Option<SampleSize>,
     family: &'a dyn Family,
     workload: &'a WorkloadSpec,
     training: &'a Arc<dyn Dataset>,
@@ -210,8 +214,10 @@ impl Stock<'_> {
     fn rules(&self, longest: Longest) -> BatchRules {
         let shard = self.place.map(Place::shard).unwrap_or_default();
         let rules = BatchRules { shard, ..BatchRules::of(&self.workload.data, self.workload.seed) };
-        match self.length {
-            Some(length) => BatchRules { lengths: Some(Lengths::all(length)), longest: Longest::ByChance, ..rules },
+        let fixed = BatchRules { longest: Longest::ByChance, ..rules };
+        match self.sample_size {
+            Some(SampleSize::Tokens(length)) => BatchRules { lengths: Some(Lengths::all(length)), ..fixed },
+            Some(SampleSize::Side(side)) => BatchRules { sides: Some(Sides::all(side)), ..fixed },
             None => BatchRules { longest, ..rules },
         }
     }
@@ -275,7 +281,7 @@ mod tests {
 
     fn trial(purpose: Purpose, accumulation_steps: usize, steps: u32) -> TrialSpec {
         let point = Point { accumulation_steps, ..Point::plain(4) };
-        TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 0, steps, sample_every: 2, length: None }
+        TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 0, steps, sample_every: 2, sample_size: None }
     }
 
     #[test]

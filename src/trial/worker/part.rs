@@ -39,6 +39,10 @@ impl Dataset for Part {
         self.whole.sample_at(Place { index: self.samples.start + place.index, ..place })
     }
 
+    fn sample_of_side(&self, place: Place, side: usize) -> Result<Sample, DataError> {
+        self.whole.sample_of_side(Place { index: self.samples.start + place.index, ..place }, side)
+    }
+
     fn input_shape(&self) -> Vec<usize> {
         self.whole.input_shape()
     }

@@ -61,7 +61,7 @@ fn spec(purpose: Purpose, steps: u32) -> TrialSpec {
         warmup_steps: 1,
         steps,
         sample_every: 3,
-        length: None,
+        sample_size: None,
     }
 }
 

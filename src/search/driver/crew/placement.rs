@@ -100,7 +100,7 @@ mod tests {
         let space = Space::new(&plan(8));
         let pair = Pair { batch_size: 8, accumulation_steps: 1 };
         let point = space.point(pair, LoaderSetting { workers: 1, prefetch_depth: 2, ..space.first_loader() });
-        TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 0, steps: 1, sample_every: 1, length: None }
+        TrialSpec { id: TrialId(1), purpose, point, warmup_steps: 0, steps: 1, sample_every: 1, sample_size: None }
     }
 
     /// How many trials of two threads each begin beside each other.

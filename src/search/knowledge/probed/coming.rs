@@ -1,6 +1,6 @@
 //! A coming run of one point, put together and played to allocators.
 //!
-//! Steps are micro-batches, as everywhere; cadences are updates. Probes at lengths of their own show how the micro-batches of
+//! Steps are micro-batches, as everywhere; cadences are updates. Probes at shapes of their own show how the micro-batches of
 //! an update differ. Where those at batch sizes serve, their two stand for any number, since memory is the same: then an
 //! update of the recording is so much shorter than one of the run, and cadences are stretched to the same number of steps.
 //!
@@ -144,7 +144,7 @@ impl Coming<'_> {
     ) -> Result<LongRunFigures, ForecastError> {
         let long = LongRun {
             shapes,
-            evaluation: self.shape(self.shapes.longest()),
+            evaluation: self.shape(self.shapes.largest()),
             evaluate_every: self.cadence(self.run.evaluate_every),
             checkpoint_every: self.cadence(self.run.checkpoint_every),
             accumulation_steps: self.basis.varies.then_some(self.point.accumulation_steps.max(1)),
@@ -173,8 +173,8 @@ impl Coming<'_> {
 
     fn shape(&self, batch: BatchShape) -> Shape {
         let samples = batch.samples as u64;
-        match batch.length.filter(|_| self.basis.varies) {
-            Some(length) => Shape::of([samples, length as u64]),
+        match batch.sample_size.filter(|_| self.basis.varies) {
+            Some(size) => Shape::of([samples, size.value() as u64]),
             None => Shape::of([samples]),
         }
     }
@@ -247,7 +247,7 @@ impl shape::RunShapes for Sequence<'_> {
     }
 
     fn period(&self) -> Option<usize> {
-        // Each epoch has its own order, so lengths never come again.
+        // Each epoch has its own order, so lengths never come again, and sides are drawn without end.
         (!self.coming.basis.varies).then(|| self.shapes.sample_period())
     }
 }

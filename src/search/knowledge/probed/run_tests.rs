@@ -4,13 +4,13 @@ use std::ops::ControlFlow;
 
 use super::whole_run::RunTerms;
 use super::*;
-use crate::data::{DataSpec, LengthDistribution, LengthSpec, Padding};
-use crate::memory::forecast::testing::{FRAGMENTING, Recorder};
+use crate::data::{DataSpec, ImageSizeSpec, LengthDistribution, LengthSpec, Padding};
+use crate::memory::forecast::testing::{FRAGMENTING, Program, Recorder};
 use crate::memory::forecast::tuning::{MAX_PLAYS, Observer, Unobserved};
 use crate::memory::{Mark, Trim};
-use crate::search::length_probes;
 use crate::search::machine::Machine;
 use crate::search::scripted::plan;
+use crate::search::shape_probes;
 use crate::search::space::ConfChoice;
 use crate::trial::remedies::{Changes, RunRemedies};
 use crate::units::MIB;
@@ -19,7 +19,20 @@ const SAMPLES: usize = 4000;
 
 /// What is known of it under a limit, as one of so many replicas.
 fn known(limit_bytes: u64, replicas: usize) -> (Probed, Point) {
-    known_of(|shapes| FRAGMENTING.record(shapes), limit_bytes, replicas)
+    known_of(|shapes| FRAGMENTING.record(shapes), texts(), limit_bytes, replicas)
+}
+
+/// Samples of 40 to 500 tokens.
+fn texts() -> DataSpec {
+    let length = LengthSpec::Range { min: 40, max: 500, distribution: LengthDistribution::Uniform };
+    DataSpec { sequence_length: Some(length), padding: Padding::Longest, ..DataSpec::default() }
+}
+
+/// The same of a program whose images have sides of 64 to 512 pixels.
+fn known_images(limit_bytes: u64, replicas: usize) -> (Probed, Point) {
+    let sides = ImageSizeSpec::Range { min: 64, max: 512, multiple_of: 32, every: 3 };
+    let data = DataSpec { image_size: Some(sides), ..DataSpec::default() };
+    known_of(|shapes| FRAGMENTING.record(shapes), data, limit_bytes, replicas)
 }
 
 /// The same with a small buffer in every step whose rows are padded, which follows no polynomial.
@@ -36,10 +49,11 @@ fn padded(shapes: &[(u64, u64)]) -> Vec<Event> {
     recorder.events
 }
 
-fn known_of(record: fn(&[(u64, u64)]) -> Vec<Event>, limit_bytes: u64, replicas: usize) -> (Probed, Point) {
-    let length = LengthSpec::Range { min: 40, max: 500, distribution: LengthDistribution::Uniform };
-    let data = DataSpec { sequence_length: Some(length), padding: Padding::Longest, ..DataSpec::default() };
-    let shapes = length_probes::shapes(&data).unwrap();
+/// A program that allocates.
+type Record = fn(&[(u64, u64)]) -> Vec<Event>;
+
+fn known_of(record: Record, data: DataSpec, limit_bytes: u64, replicas: usize) -> (Probed, Point) {
+    let shapes = shape_probes::shapes(&data).unwrap();
     let mut terms = Terms { limit_bytes, ..Machine::new().terms(&plan(64)) };
     let run = RunTerms { horizon_steps: 300, data, seed: 1, evaluate_every: None, checkpoint_every: None, replicas };
     terms.run = Some(run);
@@ -48,9 +62,9 @@ fn known_of(record: fn(&[(u64, u64)]) -> Vec<Event>, limit_bytes: u64, replicas:
     let mut probed = Probed::new(terms);
     probed.count_samples(SAMPLES);
     let point = crate::search::rules::testing::point(8);
-    for (batch_size, length) in shapes {
-        let events = record(&[(batch_size as u64, length as u64); 5]);
-        probed.add_length_probe(&Point { batch_size, ..point.clone() }, length, events);
+    for (batch_size, size) in shapes {
+        let events = record(&[(batch_size as u64, size.value() as u64); 5]);
+        probed.add_shape_probe(&Point { batch_size, ..point.clone() }, size, events);
     }
     (probed, point)
 }
@@ -135,15 +149,53 @@ fn a_run_that_lasts_is_offered_what_holds_less_and_larger_batches_in_as_much() {
 }
 
 #[test]
+fn a_run_of_images_is_the_same_on_all_ranks_and_one_that_breaks_is_offered_releases_alone() {
+    let (probed, point) = known_images(u64::MAX, 1);
+    let alone = probed.play(&point, &History::default(), &mut patient).unwrap();
+    assert_eq!(alone.outlook.method, Method::Exact, "{}", alone.outlook.reason);
+    let (several, _) = known_images(u64::MAX, 3);
+    let several = several.play(&point, &History::default(), &mut patient).unwrap();
+    assert_eq!(several.runs[0].figures, alone.runs[0].figures, "a side is that of all replicas");
+    assert!(!probed.varies_in_length() && probed.is_playable(&point));
+
+    let (tight, point) = known_images(alone.outlook.peak_reserved_bytes * 95 / 100, 1);
+    let breach = tight.play(&point, &History::default(), &mut patient).unwrap().outlook.breach.unwrap();
+    let found = tight.remedies(&point, &History::default(), Reach::ShapesAndReleases, &mut patient).unwrap();
+    assert_eq!(found.as_it_is.breach.unwrap().step(), breach.step);
+    let tried: Vec<Changes> = found.ways.iter().map(|way| way.changes).collect();
+    let releases = |changes: &Changes| Changes { trim: changes.trim, ..Changes::default() } == *changes;
+    assert!(tried.len() == 2 && tried.iter().all(releases), "{tried:?}");
+    let (settings, _) = tight.tune_run(&point, &History::default(), ConfChoice::Any, &Unobserved).unwrap();
+    assert_eq!((settings.steps, settings.horizon_steps), (300, 300), "{}", settings.reason);
+}
+
+#[test]
+fn sides_at_which_a_net_does_other_things_are_told_with_what_may_help() {
+    let (mut probed, point) = known_images(u64::MAX, 1);
+    for (batch_size, size) in shape_probes::shapes(&probed.terms.run.clone().unwrap().data).unwrap() {
+        let ahead = if size.value().is_multiple_of(64) { 2 } else { 1 };
+        let events = Program { ahead, ..FRAGMENTING }.record(&[(batch_size as u64, size.value() as u64); 5]);
+        probed.add_shape_probe(&Point { batch_size, ..point.clone() }, size, events);
+    }
+    let outlook = probed.play(&point, &History::default(), &mut patient).unwrap().outlook;
+    assert_eq!(outlook.method, Method::None);
+    assert!(
+        outlook.reason.contains("`data.image_size.multiple_of` is to be a multiple of them all"),
+        "{}",
+        outlook.reason
+    );
+}
+
+#[test]
 fn a_point_that_hands_its_cache_back_is_played_so_at_its_own_pace() {
     let (probed, point) = known(u64::MAX, 1);
     let calls = |trim| {
         let point = Point { trim, ..point.clone() };
         // The probes of a point that releases are its own; these allocate the same.
         let mut probed = known(u64::MAX, 1).0;
-        for (batch_size, length) in length_probes::shapes(&probed.terms.run.clone().unwrap().data).unwrap() {
-            let events = FRAGMENTING.record(&[(batch_size as u64, length as u64); 5]);
-            probed.add_length_probe(&Point { batch_size, ..point.clone() }, length, events);
+        for (batch_size, size) in shape_probes::shapes(&probed.terms.run.clone().unwrap().data).unwrap() {
+            let events = FRAGMENTING.record(&[(batch_size as u64, size.value() as u64); 5]);
+            probed.add_shape_probe(&Point { batch_size, ..point.clone() }, size, events);
         }
         probed.play(&point, &History::default(), &mut patient).unwrap().runs[0].figures.device_calls
     };
@@ -197,7 +249,7 @@ fn a_run_that_is_not_forecast_exactly_is_searched_too_and_what_is_found_has_to_l
     let history = History::default();
     let of_four = || crate::search::rules::testing::point(4);
     let search = |limit_mib: u64| {
-        let (probed, point) = (known_of(padded, limit_mib * MIB, 1).0, of_four());
+        let (probed, point) = (known_of(padded, texts(), limit_mib * MIB, 1).0, of_four());
         let play = probed.play(&point, &history, &mut patient).unwrap();
         assert_eq!(play.outlook.method, Method::Affine, "{}", play.outlook.reason);
         let (found, _) = probed.tune_run(&point, &history, ConfChoice::Any, &Unobserved).unwrap();

@@ -6,7 +6,7 @@
 //!
 //! - Where all batches are alike ([`Probed::tuned`]), what is played is a run of full batches: as many as it takes for the
 //!   cache to settle. That is done in no time.
-//! - Where their lengths vary ([`Probed::tune_run`]), it is the coming run itself, as far as it is played in a minute
+//! - Where their shapes vary ([`Probed::tune_run`]), it is the coming run itself, as far as it is played in a minute
 //!   ([`EVENTS_OF_A_PLAY`]). What wins over that far is played to the horizon before it is soaked, like any point.
 //!
 //! Neither has to be forecast exactly. What may err, since sizes are bounded and not known or since the probes accumulate and

@@ -1,8 +1,8 @@
 //! The whole run of a point, played: what the probes at a handful of shapes, and the very sequence of shapes that the
 //! coming run will have, say of it.
 //!
-//! Where samples have varying lengths, probes at lengths of their own are fitted over batch and length. Where they have
-//! not, the probes that foretell batch sizes serve, with the batch as the one axis: an epoch's smaller last batch, evaluation
+//! Where samples vary in length or images in their side, probes at shapes of their own are fitted over batch and length or
+//! side. Where they do not, the probes that foretell batch sizes serve, with the batch as the one axis: an epoch's smaller last batch, evaluation
 //! passes and checkpoints still vary. The run is played under the device's own allocator and, where the planned one is
 //! another, under that too.
 //!
@@ -15,19 +15,19 @@ use std::ops::ControlFlow;
 
 use super::Probed;
 use super::coming::{Coming, Setting};
-use crate::data::DataSpec;
 use crate::data::run_shapes::RunShapes;
-use crate::memory::forecast::shape::{Axes, Shape, ShapeForecaster, ShapeProbe};
+use crate::data::{DataSpec, SampleSize};
+use crate::memory::forecast::shape::{Axes, LENGTH, SIDE, Shape, ShapeError, ShapeForecaster, ShapeProbe};
 use crate::memory::forecast::{Forecaster, MIN_BATCH_SIZE, Method, RunShape};
 use crate::memory::{AllocatorKind, Event, FragmentationSource, policy};
 use crate::search::History;
 use crate::search::knowledge::Kind;
-use crate::search::length_probes::{self, ProbeShape};
+use crate::search::shape_probes::{self, ProbeShape};
 use crate::trial::outlook::PlayedRun;
-use crate::trial::spec::LENGTH_PROBE_ACCUMULATION;
+use crate::trial::spec::SHAPE_PROBE_ACCUMULATION;
 use crate::trial::{Outlook, Point};
 
-/// The batch of the third probe where lengths do not vary: two that fit exactly foretell it.
+/// The batch of the third probe where samples do not vary in size: two that fit exactly foretell it.
 const THIRD_BATCH: usize = 4;
 
 /// The run that is coming.
@@ -37,7 +37,7 @@ pub struct RunTerms {
     pub horizon_steps: u32,
     /// On which data.
     pub data: DataSpec,
-    /// Seeds the order and the lengths.
+    /// Seeds the order, the lengths and the sides.
     pub seed: u64,
     /// Updates from one evaluation pass to the next.
     pub evaluate_every: Option<u32>,
@@ -96,7 +96,7 @@ pub type Watch<'a> = dyn FnMut(PlayedSteps) -> ControlFlow<()> + 'a;
 pub(super) struct Runs {
     /// Samples in the data to train on.
     pub(super) samples: Option<TrainingSamples>,
-    /// Recordings at lengths of their own, by their point without its batch size, until there are enough of them.
+    /// Recordings at shapes of their own, by their point without its batch size, until there are enough of them.
     recordings: BTreeMap<Point, BTreeMap<ProbeShape, Vec<Event>>>,
     /// What was made of them, or why nothing was.
     forecasters: BTreeMap<Point, Result<ShapeForecaster, String>>,
@@ -104,7 +104,7 @@ pub(super) struct Runs {
 
 /// The points that one set of recordings speaks for.
 fn family(point: &Point) -> Point {
-    let accumulation_steps = point.accumulation_steps.clamp(1, LENGTH_PROBE_ACCUMULATION);
+    let accumulation_steps = point.accumulation_steps.clamp(1, SHAPE_PROBE_ACCUMULATION);
     let (loader_workers, prefetch_depth, alloc_conf) = (0, 0, None);
     Point { batch_size: 0, accumulation_steps, loader_workers, prefetch_depth, alloc_conf, ..point.clone() }
 }
@@ -120,35 +120,37 @@ impl Probed {
         self.runs.samples = Some(TrainingSamples::Uncounted);
     }
 
-    /// Adds the recording of a probe at a length of its own.
-    pub fn add_length_probe(&mut self, point: &Point, length: usize, events: Vec<Event>) {
+    /// Adds the recording of a probe at a shape of its own.
+    pub fn add_shape_probe(&mut self, point: &Point, sample_size: SampleSize, events: Vec<Event>) {
         let shapes = self.probe_shapes().unwrap_or_default();
         let family = family(point);
         let recordings = self.runs.recordings.entry(family.clone()).or_default();
-        recordings.insert((point.batch_size, length), events);
+        recordings.insert((point.batch_size, sample_size), events);
         if !shapes.iter().all(|shape| recordings.contains_key(shape)) {
             return;
         }
         let probes: Vec<ShapeProbe<'_>> = recordings
             .iter()
-            .map(|((batch_size, length), events)| ShapeProbe {
-                shape: Shape::of([*batch_size as u64, *length as u64]),
+            .map(|((batch_size, sample_size), events)| ShapeProbe {
+                shape: Shape::of([*batch_size as u64, sample_size.value() as u64]),
                 events,
             })
             .collect();
-        let forecaster = ShapeForecaster::new(Axes::batch_and_length(), &probes).map_err(|error| error.to_string());
+        let forecaster = Axes::batch().and(axis(sample_size)).map_err(|error| error.to_string()).and_then(|axes| {
+            ShapeForecaster::new(axes, &probes).map_err(|error| format!("{error}{}", hint(&error, sample_size)))
+        });
         self.runs.recordings.remove(&family);
         self.runs.forecasters.insert(family, forecaster);
     }
 
-    /// The shapes of the probes; none where lengths do not vary.
+    /// The shapes of the probes; none where samples do not vary in size.
     fn probe_shapes(&self) -> Result<Vec<ProbeShape>, String> {
-        self.terms.run.as_ref().map_or_else(|| Ok(Vec::new()), |run| length_probes::shapes(&run.data))
+        self.terms.run.as_ref().map_or_else(|| Ok(Vec::new()), |run| shape_probes::shapes(&run.data))
     }
 
     /// Whether samples have lengths of their own, and are padded to the longest of their batch.
     pub fn varies_in_length(&self) -> bool {
-        self.probe_shapes().is_ok_and(|shapes| !shapes.is_empty())
+        self.probe_shapes().is_ok_and(|shapes| matches!(shapes.first(), Some((_, SampleSize::Tokens(_)))))
     }
 
     pub(super) fn is_playable(&self, point: &Point) -> bool {
@@ -254,15 +256,34 @@ fn third_probe(forecaster: &Forecaster) -> Option<Vec<Event>> {
     Some(forecaster.events(RunShape::recorded(THIRD_BATCH)).ok().flatten()?.collect())
 }
 
-/// Why there are not enough recordings at lengths of their own.
+/// The axis that sizes of samples are values of.
+fn axis(size: SampleSize) -> &'static str {
+    match size {
+        SampleSize::Tokens(_) => LENGTH,
+        SampleSize::Side(_) => SIDE,
+    }
+}
+
+/// What may help where probes at sides of their own do not fit together.
+fn hint(error: &ShapeError, size: SampleSize) -> &'static str {
+    match (error, size) {
+        (ShapeError::Misaligned(_) | ShapeError::Misfits { .. }, SampleSize::Side(_)) => {
+            " (hint: where the strides of a net do not divide a side it may take another path; \
+             `data.image_size.multiple_of` is to be a multiple of them all, such as 32)"
+        }
+        _ => "",
+    }
+}
+
+/// Why there are not enough recordings at shapes of their own.
 fn failed_probe(history: &History) -> String {
-    let probes = history.trials().iter().map(|trial| &trial.record).filter(|record| record.spec.is_length_probe());
+    let probes = history.trials().iter().map(|trial| &trial.record).filter(|record| record.spec.is_shape_probe());
     let failed = probes.into_iter().rfind(|record| !record.completed());
     failed.map_or_else(
         || "the probes' recordings cannot be read".to_owned(),
         |record| {
-            let (batch_size, tokens) = (record.spec.point.batch_size, record.spec.length.unwrap_or_default());
-            format!("the probe at batch size {batch_size} and {tokens} tokens: {}", record.outcome)
+            let size = record.spec.sample_size.map_or_else(String::new, |size| format!(" and {size}"));
+            format!("the probe at batch size {}{size}: {}", record.spec.point.batch_size, record.outcome)
         },
     )
 }
@@ -272,6 +293,6 @@ pub(super) struct Basis<'a> {
     pub(super) forecaster: Cow<'a, ShapeForecaster>,
     pub(super) method: Method,
     pub(super) reason: String,
-    /// Whether lengths are an axis.
+    /// Whether the size of samples is an axis.
     pub(super) varies: bool,
 }

@@ -67,12 +67,12 @@ fn settings_found_over_the_coming_run_are_confirmed_soaked_and_held_against_the_
     let own = Point { alloc_conf: None, ..found.clone() };
     let tuned = history.tuned(&own).unwrap();
     assert_eq!((tuned.steps, tuned.horizon_steps, &tuned.conf), (200, 200, &found.alloc_conf), "{}", tuned.reason);
-    // The search over the run needs the probes at lengths of their own, and the answer's soak its play.
+    // The search over the run needs the probes at shapes of their own, and the answer's soak its play.
     let trials = history.trials();
     let first = |is_it: fn(&JudgedTrial) -> bool| trials.iter().position(is_it).unwrap();
-    let probe = first(|trial| trial.record.spec.is_length_probe());
+    let probe = first(|trial| trial.record.spec.is_shape_probe());
     assert!(probe < first(|trial| trial.record.spec.purpose == Purpose::Allocator));
-    assert_eq!(trials.iter().filter(|trial| trial.record.spec.is_length_probe()).count(), 7);
+    assert_eq!(trials.iter().filter(|trial| trial.record.spec.is_shape_probe()).count(), 7);
     assert!(history.soaked(found).unwrap().record.outlook.is_some());
     assert_eq!(standing(&history, &Space::new(&varying())).point(), Some(found));
 }

@@ -288,7 +288,7 @@ fn history(plan: &Plan, line: Line, available_bytes: u64) -> (Vec<(Purpose, Poin
             warmup_steps: 2,
             steps: 10,
             sample_every: 2,
-            length: None,
+            sample_size: None,
         };
         let mut record = record(&spec, &line.script(&spec));
         record.samples.iter_mut().for_each(|sample| sample.host_available_bytes = Some(available_bytes));
@@ -360,7 +360,7 @@ fn a_rate_is_no_measurement_of_its_point() {
         warmup_steps: 2,
         steps: 10,
         sample_every: 2,
-        length: None,
+        sample_size: None,
     };
     let mut history = History::default();
     history.tell(JudgedTrial { record: loaded(&spec, 1000.0), verdict: crate::search::Verdict::default() });
