@@ -59,10 +59,20 @@ pub(crate) struct Machine {
     pub(crate) settings_cost: f64,
     /// Whether the soak of a point runs out of memory, whatever its trial said.
     pub(crate) soak_breaks: fn(&Point) -> bool,
+    /// What the measuring trial of a point shows, whatever its steps are forecast to take.
+    pub(crate) trial_shows: fn(&Point) -> Shown,
     /// Where probes leave their recordings.
     pub(crate) study: Option<PathBuf>,
     /// What it was asked to run, in order.
     pub(crate) ran: Vec<TrialSpec>,
+}
+
+/// What a trial shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shown {
+    AsForecast,
+    Fragmented,
+    OutOfMemory,
 }
 
 impl Machine {
@@ -80,6 +90,7 @@ impl Machine {
             breaks_from: None,
             settings_cost: 0.0,
             soak_breaks: |_| false,
+            trial_shows: |_| Shown::AsForecast,
             study: None,
             ran: Vec::new(),
         }
@@ -196,9 +207,11 @@ impl Machine {
             return loaded(spec, made * rate / spec.point.batch_size as f64).canonical();
         }
         let template = completed(spec.point.clone(), Vec::new());
+        let shown = if spec.is_measuring() { (self.trial_shows)(&spec.point) } else { Shown::AsForecast };
         let limit = match spec.is_probe() {
             true => u64::MAX,
             false if spec.is_soak() && (self.soak_breaks)(&spec.point) => 0,
+            false if shown == Shown::OutOfMemory => 0,
             false => self.limit_bytes,
         };
         let mut player = Player::new(Box::new(Native::with_settings(settings(&spec.point), limit)));
@@ -222,7 +235,11 @@ impl Machine {
             peak_reserved_bytes: state.peak_reserved_bytes,
             largest_request_bytes: player.largest_request_bytes(),
             largest_satisfiable_bytes: state.largest_satisfiable_bytes,
-            rates: Rates::of(&state),
+            rates: if shown == Shown::Fragmented {
+                Rates { peak: Some(0.99), ..Rates::of(&state) }
+            } else {
+                Rates::of(&state)
+            },
             ..sample(spec.total_steps())
         };
         let wait = self.wait(&spec.point);

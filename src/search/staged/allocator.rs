@@ -20,7 +20,7 @@
 //!
 //! Where a size does not fit under the program's own settings, the same replay finds those under which it does.
 
-use super::{Staged, View};
+use super::{Safe, Staged, View};
 use crate::memory::forecast::Method;
 use crate::search::knowledge::Kind;
 use crate::search::recommend::{NEGLIGIBLE_DIVISOR, best_of, is_slower, keeps_own_settings, own_settings};
@@ -30,6 +30,9 @@ use crate::trial::{Point, Purpose, TunedRun};
 
 #[cfg(test)]
 mod tests;
+
+/// Points that broke a rule under the program's own settings and have others searched for.
+const SEARCHES_FOR_BROKEN: usize = 2;
 
 /// Settings that a replay prefers, and over what.
 enum Preferred {
@@ -104,6 +107,25 @@ impl Staged {
         }
     }
 
+    /// A point whose trial was short of memory under the program's own settings, with those under which it is safe; leaves
+    /// with what tells. A search may take a minute, so the first few such points have one.
+    pub(super) fn under_found_settings<'a>(&self, view: View<'a>, point: &Point) -> Result<Option<Safe<'a>>, Ask> {
+        if point.alloc_conf.is_some() || self.searched_before(view, point) >= SEARCHES_FOR_BROKEN {
+            return Ok(None);
+        }
+        let Some(preferred) = self.preferred(view, point)? else { return Ok(None) };
+        let (Preferred::OverRun(conf) | Preferred::OverSteps(conf)) = preferred;
+        let changed = Point { alloc_conf: Some(conf), ..point.clone() };
+        Ok(self.confirmed(view, &changed)?.map(|trial| (changed, trial)))
+    }
+
+    /// How many other points broke a rule under the program's own settings and had settings searched for.
+    fn searched_before(&self, view: View<'_>, point: &Point) -> usize {
+        let broken = view.history.trials().iter().filter(|trial| trial.record.spec.is_measuring() && !trial.is_safe());
+        let points = broken.map(|trial| &trial.record.spec.point);
+        points.take_while(|other| *other != point).filter(|other| view.history.tuned(other).is_some()).count()
+    }
+
     /// The trial that shows a changed point to be safe, if it is; leaves with that trial where it may run.
     fn confirmed<'a>(&self, view: View<'a>, changed: &Point) -> Result<Option<&'a JudgedTrial>, Ask> {
         match view.history.measured(changed) {
@@ -163,7 +185,7 @@ impl Staged {
     /// Whether a point is known to run, safe or not: by its trial, or where a rule kept it from one, by an exact forecast.
     fn runs_under_own_settings(&self, view: View<'_>, own: &Point) -> bool {
         if let Some(trial) = view.history.measured(own) {
-            return trial.is_safe();
+            return trial.record.completed();
         }
         let kinds = [Kind::of(own), self.probed_kind(own.gradient_checkpointing)];
         let exact = kinds.into_iter().filter(|kind| view.knowledge.method(*kind) == Some(Method::Exact));

@@ -10,8 +10,8 @@
 //!    Or by measuring ([`ladder`]): from half of the target upward, rung by rung, until a rule breaks; that rung is
 //!    rolled back. Where even the start breaks, bisection below it. Then the largest pairs as they would run.
 //!    Where activations may be recomputed ([`recompute`]), that is looked at after, for sizes that did not fit without.
-//! 4. **Remedies** ([`settle`]): a size that fragments though memory is left gets less in flight first, and its cache
-//!    handed back, before a smaller batch is taken.
+//! 4. **Remedies** ([`settle`]): a size that fragments though memory is left gets less in flight first, its cache handed
+//!    back, and other settings of the allocator, before a smaller batch is taken.
 //! 5. **Loader** ([`loader`]): where the step waits, the loader is run alone with more workers, and the fewest that make
 //!    enough are verified by real steps; on a breach the prefetch depth goes first.
 //! 6. **Allocator** ([`allocator`]): settings of PyTorch's allocator that hold less by replay, over the coming run where
@@ -145,12 +145,21 @@ impl Staged {
             };
             match end_of_smallest(trial) {
                 None => return Ok(Ok(modes.iter().skip(index).copied().collect())),
+                // Other settings of the allocator may make it fit, if it can be forecast.
+                Some(Conclusion::NoSafePoint) if self.may_fit_under_other_settings(smallest) => {
+                    return Ok(Ok(modes.iter().skip(index).copied().collect()));
+                }
                 // Another mode may need less.
                 Some(Conclusion::NoSafePoint) => {}
                 Some(end) => return Ok(Err(end)),
             }
         }
         Ok(Err(Conclusion::NoSafePoint))
+    }
+
+    /// Whether settings of the allocator are to be had for the smallest pair, and probes below it to find them by.
+    fn may_fit_under_other_settings(&self, smallest: Pair) -> bool {
+        smallest.batch_size >= probes::LEAST_BATCH_SIZE && !self.space.alloc_confs().is_empty()
     }
 
     /// Stages 2 and 3: the safe pairs of one way to keep activations, above those that are safe in a faster one.

@@ -17,7 +17,7 @@ const PROBES: [usize; 2] = [2, 3];
 /// The batch of the probe that settles doubt.
 const THIRD_PROBE: usize = 4;
 /// Where the largest micro-batch is no larger than the probes would be, it is measured instead.
-const LEAST_BATCH_SIZE: usize = 4;
+pub(super) const LEAST_BATCH_SIZE: usize = 4;
 /// Without accumulation a step needs at least two thirds of what it needs with: the sum of gradients that it saves is as
 /// large as the weights, and so are the gradients, which it needs like the weights themselves.
 const ACCUMULATION_FACTOR: f64 = 1.5;

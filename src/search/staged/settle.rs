@@ -3,12 +3,18 @@
 //! A high fragmentation rate with memory to spare is not about capacity. What is in flight beside the step holds blocks
 //! between those of the step: batches staged on the device, and on the host side those prefetched. Less of that costs
 //! little; handing the cache back after every update costs a synchronisation; a smaller batch costs the most.
+//!
+//! Before it comes to that, settings of PyTorch's allocator are looked for under which the size does what it does not under
+//! the program's own. Trials show what no forecast at one shape does: lengths that vary leave holes that no later step fills.
 
 use super::{FULL_SIZE_TRIALS, PERIPHERY_TRIALS, Safe, Staged, TRIALS_BEFORE_SOAK, View};
 use crate::memory::Trim;
 use crate::memory::forecast::Method;
 use crate::search::rules::Rule;
 use crate::search::rules::fragmentation::FragmentationRate;
+use crate::search::rules::headroom::Headroom;
+use crate::search::rules::largest_block::LargestBlock;
+use crate::search::rules::largest_block_drop::LargestBlockDrop;
 use crate::search::{Ask, JudgedTrial};
 use crate::trial::{Point, Purpose, TrialRecord};
 
@@ -31,10 +37,11 @@ impl Staged {
         if first.is_safe() {
             return Settled::Safe((point, first));
         }
-        if !only_fragments(first) || !self.space.meets_target(&point) {
+        if !self.space.meets_target(&point) {
             return Settled::Broken(first);
         }
-        for remedy in self.remedies(&point) {
+        let remedies = if only_fragments(first) { self.remedies(&point) } else { Vec::new() };
+        for remedy in remedies {
             match view.history.measured(&remedy) {
                 Some(trial) if trial.is_safe() => return Settled::Safe((remedy, trial)),
                 Some(_) => {}
@@ -44,7 +51,14 @@ impl Staged {
                 None => break,
             }
         }
-        Settled::Broken(first)
+        if !is_short_of_memory(first) {
+            return Settled::Broken(first);
+        }
+        match self.under_found_settings(view, &point) {
+            Ok(Some(found)) => Settled::Safe(found),
+            Ok(None) => Settled::Broken(first),
+            Err(ask) => Settled::Needs(ask),
+        }
     }
 
     /// What to try for a point that fragments, each with what the one before has.
@@ -106,8 +120,17 @@ fn is_of_full_size(record: &TrialRecord) -> bool {
 
 /// Whether a trial ran to its end and broke the rule on fragmentation alone.
 fn only_fragments(trial: &JudgedTrial) -> bool {
-    let mut broken = trial.verdict.checks.iter().filter(|check| !check.passed);
-    trial.record.completed()
-        && broken.next().is_some_and(|check| check.rule == FragmentationRate.name())
-        && broken.next().is_none()
+    breaks_none_but(trial, &[FragmentationRate.name()])
+}
+
+/// Whether a trial would be safe if less memory were reserved for what it needs.
+pub(super) fn is_short_of_memory(trial: &JudgedTrial) -> bool {
+    let of_reserved = [FragmentationRate.name(), Headroom.name(), LargestBlock.name(), LargestBlockDrop.name()];
+    trial.record.outcome.is_memory() || breaks_none_but(trial, &of_reserved)
+}
+
+/// Whether a trial ran to its end and broke rules, and none but these.
+fn breaks_none_but(trial: &JudgedTrial, rules: &[&str]) -> bool {
+    let mut broken = trial.verdict.checks.iter().filter(|check| !check.passed).peekable();
+    trial.record.completed() && broken.peek().is_some() && broken.all(|check| rules.contains(&check.rule.as_str()))
 }

@@ -4,7 +4,7 @@ use crate::config::Plan;
 use crate::config::resolve::USUAL_CONFS;
 use crate::data::{DataSpec, LengthDistribution, LengthSpec};
 use crate::memory::forecast::Method;
-use crate::search::machine::Machine;
+use crate::search::machine::{Machine, Shown};
 use crate::search::recommend::standing;
 use crate::search::scripted::{Played, plan};
 use crate::search::{Conclusion, History, JudgedTrial, Space, strategy};
@@ -158,6 +158,46 @@ fn a_run_that_breaks_under_the_program_s_own_settings_alone_keeps_its_size() {
     let own = history.soaked(&Point { alloc_conf: None, ..found.clone() }).unwrap();
     assert!(own.record.completed() && !own.is_safe(), "its run breaks later than its soak ends");
     assert_eq!(standing(&history, &Space::new(&varying())).point(), Some(found));
+}
+
+#[test]
+fn a_size_whose_trial_is_short_of_memory_under_the_program_s_own_settings_keeps_under_others() {
+    let mut plan = varying();
+    plan.safety.fragmentation_threshold = Fraction(0.9);
+    for (shown, is_soaked) in [(fragmented as fn(&Point) -> Shown, true), (out_of_memory, false)] {
+        let machine = Machine { trial_shows: shown, ..wasteful() };
+        // Where 16 is one of several sizes, and where it is the only one.
+        for accumulation_steps in [None, Some(vec![1])] {
+            plan.search.accumulation_steps = accumulation_steps;
+            let (played, history) = search_for(&machine, &plan);
+            let found = answer(&played);
+            assert_eq!((found.batch_size, found.alloc_conf.is_some()), (16, true), "{:?}", played.sizes());
+            let own = Point { alloc_conf: None, ..found.clone() };
+            assert!(!history.measured(&own).unwrap().is_safe() && history.tuned(&own).is_some());
+            // It is held against the program's own where it can be.
+            assert_eq!(history.soaked(&own).is_some(), is_soaked, "{:?}", played.sizes());
+            assert_eq!(standing(&history, &Space::new(&plan)).point(), Some(found));
+        }
+    }
+}
+
+fn fragmented(point: &Point) -> Shown {
+    if point.alloc_conf.is_none() && point.batch_size > 1 { Shown::Fragmented } else { Shown::AsForecast }
+}
+
+fn out_of_memory(point: &Point) -> Shown {
+    if point.alloc_conf.is_none() && point.batch_size > 1 { Shown::OutOfMemory } else { Shown::AsForecast }
+}
+
+#[test]
+fn a_search_is_spent_on_two_sizes_that_break_at_most() {
+    let all = |point: &Point| if point.batch_size > 1 { Shown::OutOfMemory } else { Shown::AsForecast };
+    let (played, history) = search(&Machine { trial_shows: all, ..wasteful() });
+    assert_eq!(answer(&played).batch_size, 1, "{:?}", played.sizes());
+    let searched = played.trials.iter().filter(|(_, point)| point.alloc_conf.is_none() && point.batch_size > 1);
+    let searched: std::collections::BTreeSet<&Point> =
+        searched.map(|(_, point)| point).filter(|point| history.tuned(point).is_some()).collect();
+    assert_eq!(searched.len(), 2, "{:?}", played.sizes());
 }
 
 #[test]
