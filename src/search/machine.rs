@@ -19,7 +19,7 @@ use crate::memory::forecast::tuning::Unobserved;
 use crate::memory::policy::native::Native;
 use crate::memory::policy::{AllocConf, Settings};
 use crate::memory::trace::{TraceHeader, TraceWriter};
-use crate::memory::{AllocatorKind, Event, Mark, MemorySample, Ordinal, Phase, Player, Rates};
+use crate::memory::{AllocatorKind, Event, Mark, MemorySample, Ordinal, Phase, Player, Rates, Stream};
 use crate::train::GradientCheckpointing;
 use crate::trial::outcome::StepTimes;
 use crate::trial::outlook::RunBreach;
@@ -61,6 +61,8 @@ pub(crate) struct Machine {
     pub(crate) soak_breaks: fn(&Point) -> bool,
     /// What the measuring trial of a point shows, whatever its steps are forecast to take.
     pub(crate) trial_shows: fn(&Point) -> Shown,
+    /// Whether probes of odd batches allocate once more than others, so that nothing aligns.
+    pub(crate) probes_differ: bool,
     /// Where probes leave their recordings.
     pub(crate) study: Option<PathBuf>,
     /// What it was asked to run, in order.
@@ -91,6 +93,7 @@ impl Machine {
             settings_cost: 0.0,
             soak_breaks: |_| false,
             trial_shows: |_| Shown::AsForecast,
+            probes_differ: false,
             study: None,
             ran: Vec::new(),
         }
@@ -290,7 +293,13 @@ impl Machine {
     /// What a trial allocates and frees.
     fn events_of(&self, spec: &TrialSpec) -> Vec<Event> {
         let updates = if spec.is_probe() { ProbeSchedule::of(spec).updates } else { 4 };
-        let Some(size) = spec.sample_size else { return self.events_at(&spec.point, updates) };
+        let Some(size) = spec.sample_size else {
+            let mut events = self.events_at(&spec.point, updates);
+            if self.probes_differ && spec.is_probe() && spec.point.batch_size % 2 == 1 {
+                allocate_once_more(&mut events);
+            }
+            return events;
+        };
         let activations = self.activations.iter().map(|bytes| bytes * size.value() as u64 / self.tokens).collect();
         Self { activations, ..self.clone() }.accumulated(&spec.point, spec.accumulation(), updates)
     }
@@ -366,6 +375,14 @@ impl Executor for Machine {
         }
         Ok(self.record(spec))
     }
+}
+
+/// Puts an allocation more into a recording.
+pub(crate) fn allocate_once_more(events: &mut Vec<Event>) {
+    let ordinal = Ordinal(1 << 40);
+    let at = events.iter().position(|event| *event == Event::Mark(Mark::Phase(Phase::Backward))).unwrap();
+    events.insert(at, Event::Free { ordinal });
+    events.insert(at, Event::Alloc { ordinal, bytes: 512, stream: Stream(0) });
 }
 
 /// The settings of the allocator that a point runs with.

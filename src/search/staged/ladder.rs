@@ -1,13 +1,16 @@
 //! Stage 3 without an exact forecast: the largest safe size by measuring, then the pairs under it.
 //!
 //! An affine forecast still helps: a rung that breaks a rule even if the forecast is as far off as it may be is not run.
+//!
+//! A rung that is short of memory under the program's own settings of the allocator, and safe under others, hands these on
+//! to the rungs above: they would break all the more.
 
 use super::settle::Settled;
 use super::{Safe, Staged, View, breach_reason, largest_of, worth_measuring};
 use crate::search::Ask;
 use crate::search::space::Pair;
 use crate::train::GradientCheckpointing;
-use crate::trial::Purpose;
+use crate::trial::{Point, Purpose};
 
 impl Staged {
     /// The safe ones among the largest pairs up to the largest safe size, above those known to be safe in other modes.
@@ -20,8 +23,8 @@ impl Staged {
         let floor = largest_of(others);
         let Some(largest) = self.largest_safe(view, mode, floor)? else { return Ok(Vec::new()) };
         let mut safe: Vec<Safe<'a>> = Vec::new();
-        for pair in self.pairs_above(others).into_iter().filter(|pair| pair.batch_size <= largest) {
-            match self.settle(view, self.base_point(pair, mode), Purpose::Accumulation) {
+        for pair in self.pairs_above(others).into_iter().filter(|pair| pair.batch_size <= largest.batch_size) {
+            match self.settle(view, largest.settings.apply(self.base_point(pair, mode)), Purpose::Accumulation) {
                 Settled::Safe(found) => safe.push(found),
                 Settled::Needs(ask) if worth_measuring(&safe) => return Err(ask),
                 Settled::Needs(_) | Settled::Broken(_) => {}
@@ -36,7 +39,7 @@ impl Staged {
         view: View<'_>,
         mode: GradientCheckpointing,
         floor: Option<usize>,
-    ) -> Result<Option<usize>, Ask> {
+    ) -> Result<Option<Largest>, Ask> {
         let smallest = self.space.pairs().last().copied();
         let smallest = smallest.filter(|pair| {
             let settled = self.settle(view, self.base_point(*pair, mode), Purpose::Smallest);
@@ -44,18 +47,23 @@ impl Staged {
         });
         let mut largest = floor.or(smallest.map(|pair| pair.batch_size));
         let mut broken: Option<(usize, String)> = None;
+        let mut settings = SettingsFrom::default();
+        // Below the smallest pair nothing meets the target.
+        let least = self.space.pairs().last().map_or(0, |pair| pair.batch_size);
         let mut rungs = self.space.rungs();
-        rungs.retain(|rung| floor.is_none_or(|floor| *rung > floor));
+        rungs.retain(|rung| *rung >= least && floor.is_none_or(|floor| *rung > floor));
         let start = rungs.first().copied();
         for rung in rungs {
             let pair = self.space.pair_of(rung);
-            let point = self.base_point(pair, mode);
+            let point = settings.apply(self.base_point(pair, mode));
             if let Some((size, reason)) = &broken {
                 let reason = format!("batch size {size} already broke a rule: {reason}");
                 self.skip(point, reason);
                 continue;
             }
-            if view.history.measured(&point).is_none()
+            // What is forecast is so under the program's own settings.
+            if point.alloc_conf.is_none()
+                && view.history.measured(&point).is_none()
                 && let Some(reason) = self.ruled_out(view, pair, mode)?
             {
                 self.skip(point, reason.clone());
@@ -64,14 +72,17 @@ impl Staged {
             }
             match self.settle(view, point, Purpose::Ladder) {
                 Settled::Needs(ask) => return Err(ask),
-                Settled::Safe(_) => largest = largest.max(Some(rung)),
+                Settled::Safe((found, _)) => {
+                    largest = largest.max(Some(rung));
+                    settings.note(&found);
+                }
                 Settled::Broken(trial) => broken = Some((rung, breach_reason(trial))),
             }
         }
-        match broken {
-            Some((size, _)) if Some(size) == start => self.bisect(view, mode, Between { safe: largest, broken: size }),
-            _ => Ok(largest),
+        if let Some((size, _)) = broken.filter(|(size, _)| Some(*size) == start) {
+            largest = self.bisect(view, mode, Between { safe: largest, broken: size })?;
         }
+        Ok(largest.map(|batch_size| Largest { batch_size, settings }))
     }
 
     fn ruled_out(&self, view: View<'_>, pair: Pair, mode: GradientCheckpointing) -> Result<Option<String>, Ask> {
@@ -105,6 +116,33 @@ impl Staged {
             }
         }
         Ok(largest)
+    }
+}
+
+/// What a ladder found.
+#[derive(Debug)]
+struct Largest {
+    /// The largest safe size.
+    batch_size: usize,
+    settings: SettingsFrom,
+}
+
+/// Settings of the allocator other than the program's own, and the size from which on they are needed.
+#[derive(Debug, Default)]
+struct SettingsFrom(Option<(usize, String)>);
+
+impl SettingsFrom {
+    /// Notes that a point is safe, and none below it needed other settings.
+    fn note(&mut self, safe: &Point) {
+        if self.0.is_none() {
+            self.0 = safe.alloc_conf.clone().map(|conf| (safe.batch_size, conf));
+        }
+    }
+
+    /// A point with the settings that its size needs.
+    fn apply(&self, point: Point) -> Point {
+        let conf = self.0.as_ref().filter(|(from, _)| point.batch_size >= *from).map(|(_, conf)| conf.clone());
+        Point { alloc_conf: conf.or(point.alloc_conf), ..point }
     }
 }
 

@@ -37,10 +37,8 @@ impl Staged {
         if first.is_safe() {
             return Settled::Safe((point, first));
         }
-        if !self.space.meets_target(&point) {
-            return Settled::Broken(first);
-        }
-        let remedies = if only_fragments(first) { self.remedies(&point) } else { Vec::new() };
+        let has_remedies = only_fragments(first) && self.space.meets_target(&point);
+        let remedies = if has_remedies { self.remedies(&point) } else { Vec::new() };
         for remedy in remedies {
             match view.history.measured(&remedy) {
                 Some(trial) if trial.is_safe() => return Settled::Safe((remedy, trial)),

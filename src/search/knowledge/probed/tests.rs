@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::memory::policy::native::Native;
-use crate::memory::{Mark, Ordinal, Phase, Player, Stream};
-use crate::search::machine::Machine;
+use crate::memory::{Mark, Player};
+use crate::search::machine::{Machine, allocate_once_more};
 use crate::search::scripted::plan;
 use crate::train::GradientCheckpointing;
 use crate::trial::spec::ProbeSchedule;
@@ -29,10 +29,7 @@ fn misaligned(machine: &Machine, sizes: &[usize]) -> Probed {
     for size in sizes {
         let mut events = machine.events(*size, 2, ProbeSchedule::PLAIN.updates);
         if size % 2 == 1 {
-            let ordinal = Ordinal(1 << 40);
-            let at = events.iter().position(|event| *event == Event::Mark(Mark::Phase(Phase::Backward))).unwrap();
-            events.insert(at, Event::Free { ordinal });
-            events.insert(at, Event::Alloc { ordinal, bytes: 512, stream: Stream(0) });
+            allocate_once_more(&mut events);
         }
         probed.add(&point(*size), events);
     }

@@ -181,6 +181,34 @@ fn a_size_whose_trial_is_short_of_memory_under_the_program_s_own_settings_keeps_
     }
 }
 
+#[test]
+fn on_a_ladder_settings_that_one_rung_needs_are_those_of_the_rungs_above() {
+    // Nothing is forecast of sizes, and of the run everything.
+    let machine = Machine { trial_shows: out_of_memory, probes_differ: true, ..wasteful() };
+    let (played, history) = search(&machine);
+    let found = answer(&played);
+    assert_eq!((found.batch_size, found.alloc_conf.is_some()), (16, true), "{:?}", played.sizes());
+    let measured: Vec<(Purpose, usize, bool)> = last(&played, played.trials.len())
+        .into_iter()
+        .filter(|(purpose, ..)| !matches!(purpose, Purpose::Probe | Purpose::Soak))
+        .collect();
+    let under_own = measured.iter().filter(|(_, size, is_found)| !is_found && *size > 1).count();
+    assert_eq!(under_own, 1, "the first rung alone: {measured:?}");
+    assert_eq!(history.tuned(&Point { alloc_conf: None, ..found.clone() }).map(|found| found.steps), Some(200));
+}
+
+#[test]
+fn rungs_below_the_only_pair_are_not_run() {
+    let mut plan = varying();
+    plan.search.accumulation_steps = Some(vec![1]);
+    let machine = Machine { trial_shows: out_of_memory, probes_differ: true, ..wasteful() };
+    let (played, _) = search_for(&machine, &plan);
+    assert_eq!((answer(&played).batch_size, answer(&played).alloc_conf.is_some()), (16, true));
+    let sizes =
+        played.trials.iter().filter(|(purpose, _)| *purpose != Purpose::Probe).map(|(_, point)| point.batch_size);
+    assert!(sizes.into_iter().all(|size| size == 16), "{:?}", played.sizes());
+}
+
 fn fragmented(point: &Point) -> Shown {
     if point.alloc_conf.is_none() && point.batch_size > 1 { Shown::Fragmented } else { Shown::AsForecast }
 }
