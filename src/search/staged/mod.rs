@@ -10,8 +10,8 @@
 //!    Or by measuring ([`ladder`]): from half of the target upward, rung by rung, until a rule breaks; that rung is
 //!    rolled back. Where even the start breaks, bisection below it. Then the largest pairs as they would run.
 //!    Where activations may be recomputed ([`recompute`]), that is looked at after, for sizes that did not fit without.
-//! 4. **Remedies** ([`settle`]): a size that fragments though memory is left gets less in flight first, its cache handed
-//!    back, and other settings of the allocator, before a smaller batch is taken.
+//! 4. **Remedies** ([`settle`]): a size that is short of memory gets other settings of the allocator, and one that fragments
+//!    though memory is left has less in flight and its cache handed back, before a smaller batch is taken.
 //! 5. **Loader** ([`loader`]): where the step waits, the loader is run alone with more workers, and the fewest that make
 //!    enough are verified by real steps; on a breach the prefetch depth goes first.
 //! 6. **Allocator** ([`allocator`]): settings of PyTorch's allocator that hold less by replay, over the coming run where

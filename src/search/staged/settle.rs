@@ -1,11 +1,12 @@
 //! Stage 4: whether a pair is safe, with the remedies that come before a smaller batch.
 //!
+//! Settings of PyTorch's allocator cost a step nothing. So where a program has one, those are looked for first under which the
+//! size does what it does not under its own. It is trials that show the need, where no forecast at one shape does: lengths
+//! that vary leave holes that no later step fills.
+//!
 //! A high fragmentation rate with memory to spare is not about capacity. What is in flight beside the step holds blocks
 //! between those of the step: batches staged on the device, and on the host side those prefetched. Less of that costs
 //! little; handing the cache back after every update costs a synchronisation; a smaller batch costs the most.
-//!
-//! Before it comes to that, settings of PyTorch's allocator are looked for under which the size does what it does not under
-//! the program's own. Trials show what no forecast at one shape does: lengths that vary leave holes that no later step fills.
 
 use super::{FULL_SIZE_TRIALS, PERIPHERY_TRIALS, Safe, Staged, TRIALS_BEFORE_SOAK, View};
 use crate::memory::Trim;
@@ -37,9 +38,17 @@ impl Staged {
         if first.is_safe() {
             return Settled::Safe((point, first));
         }
-        let has_remedies = only_fragments(first) && self.space.meets_target(&point);
-        let remedies = if has_remedies { self.remedies(&point) } else { Vec::new() };
-        for remedy in remedies {
+        if is_short_of_memory(first) {
+            match self.under_found_settings(view, &point) {
+                Ok(Some(found)) => return Settled::Safe(found),
+                Ok(None) => {}
+                Err(ask) => return Settled::Needs(ask),
+            }
+        }
+        if !only_fragments(first) || !self.space.meets_target(&point) {
+            return Settled::Broken(first);
+        }
+        for remedy in self.remedies(&point) {
             match view.history.measured(&remedy) {
                 Some(trial) if trial.is_safe() => return Settled::Safe((remedy, trial)),
                 Some(_) => {}
@@ -49,14 +58,7 @@ impl Staged {
                 None => break,
             }
         }
-        if !is_short_of_memory(first) {
-            return Settled::Broken(first);
-        }
-        match self.under_found_settings(view, &point) {
-            Ok(Some(found)) => Settled::Safe(found),
-            Ok(None) => Settled::Broken(first),
-            Err(ask) => Settled::Needs(ask),
-        }
+        Settled::Broken(first)
     }
 
     /// What to try for a point that fragments, each with what the one before has.
