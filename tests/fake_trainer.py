@@ -616,7 +616,8 @@ def hang():
         time.sleep(60)
 
 
-def arguments():
+def arguments(given=None):
+    """Those given; of the command line where none are."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="Faults: " + ", ".join(FAULTS))
 
     def option(name, kind, default, help_text):
@@ -660,7 +661,7 @@ def arguments():
     option("rank-bytes", int, 0, "allocated once on rank 1, twice on rank 2, and so on")
     option("rank-ms", float, 0.0, "that a step takes longer on rank 1, twice on rank 2, and so on")
     parser.add_argument("--pid-file", help="where the grandchild's process id goes")
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     if args.heedless:
         args.sequence_length = args.image_size = 0
     if args.fault is not None and args.fault not in FAULTS:

@@ -66,8 +66,8 @@ class Pretended(fake_trainer.Trainer):
 
 
 def main():
-    args = long_run.arguments()
-    args.device_bytes, args.unmodified, args.fault, args.min_length = 128 << 30, False, None, 1
+    args = fake_trainer.arguments(["--device-bytes", str(128 << 30)])
+    vars(args).update(vars(long_run.arguments()))
     if report_path is not None:
         os.environ["TUNE_REPORT"] = report_path
     trainer = Pretended(args)
