@@ -66,7 +66,7 @@ for line in open(sys.argv[1] + "/journal.jsonl"):
               f"{measured.get('samples_per_second') or 0:.1f} samples/s; whole run: {outlook.get('method')}, "
               f"breach {json.dumps(outlook.get('breach'))}")
 P
-  grep -A14 '^recommended:' "$logs/$limit.yaml" 2>/dev/null | grep -E 'batch_size|conf|reason' | sed 's/^/  /'
+  awk '/^recommended:/ { inside = 1; next } /^[^ ]/ { inside = 0 } inside && /batch_size:|conf:|reason:/' "$logs/$limit.yaml"
   grep -E '^(error|Safe|No safe)' "$logs/$limit.log" | sed 's/^/  /'
 done 2>&1 | tee "$logs/table.txt"
 rm -f "$logs"/*/*.trace
