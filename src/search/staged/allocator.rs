@@ -110,20 +110,13 @@ impl Staged {
     /// A point whose trial was short of memory under the program's own settings, with those under which it is safe; leaves
     /// with what tells. A search may take a minute, so the first few such points have one.
     pub(super) fn under_found_settings<'a>(&self, view: View<'a>, point: &Point) -> Result<Option<Safe<'a>>, Ask> {
-        if point.alloc_conf.is_some() || self.searched_before(view, point) >= SEARCHES_FOR_BROKEN {
+        if point.alloc_conf.is_some() || searched_before(view, point) >= SEARCHES_FOR_BROKEN {
             return Ok(None);
         }
         let Some(preferred) = self.preferred(view, point)? else { return Ok(None) };
         let (Preferred::OverRun(conf) | Preferred::OverSteps(conf)) = preferred;
         let changed = Point { alloc_conf: Some(conf), ..point.clone() };
         Ok(self.confirmed(view, &changed)?.map(|trial| (changed, trial)))
-    }
-
-    /// How many other points broke a rule under the program's own settings and had settings searched for.
-    fn searched_before(&self, view: View<'_>, point: &Point) -> usize {
-        let broken = view.history.trials().iter().filter(|trial| trial.record.spec.is_measuring() && !trial.is_safe());
-        let points = broken.map(|trial| &trial.record.spec.point);
-        points.take_while(|other| *other != point).filter(|other| view.history.tuned(other).is_some()).count()
     }
 
     /// The trial that shows a changed point to be safe, if it is; leaves with that trial where it may run.
@@ -205,4 +198,11 @@ impl Staged {
         });
         fitting.min_by_key(|(reserved_bytes, _)| *reserved_bytes).map(|(_, conf)| conf.clone())
     }
+}
+
+/// How many other points broke a rule under the program's own settings and had settings searched for.
+fn searched_before(view: View<'_>, point: &Point) -> usize {
+    let broken = view.history.trials().iter().filter(|trial| trial.record.spec.is_measuring() && !trial.is_safe());
+    let points = broken.map(|trial| &trial.record.spec.point);
+    points.take_while(|other| *other != point).filter(|other| view.history.tuned(other).is_some()).count()
 }
