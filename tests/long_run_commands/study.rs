@@ -75,7 +75,7 @@ const FOUND: &str = "expandable_segments:True";
 
 #[test]
 fn a_run_that_breaks_under_the_program_s_own_settings_keeps_its_batch_under_those_that_are_found() {
-    let study = Study::new(360);
+    let study = Study::new(366);
     let told = study.run(&["--json"]);
     let events: Vec<Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of_kind = |kind: &str| events.iter().filter(|event| event["event"] == kind).count();

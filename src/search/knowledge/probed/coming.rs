@@ -6,6 +6,10 @@
 //!
 //! Replicas have parts of every batch, so each has another run. All are played, and the worst is the one that counts: a
 //! rank that breaks ends the run of all.
+//!
+//! A model's samples come in the order that its seed decides. In which order a program takes its own nobody knows, and much
+//! depends on it: a longest batch that comes first leaves room for all others, and one that comes late does not fit into
+//! what they left. So several orders are drawn, and the worst counts.
 
 use std::fmt;
 
@@ -40,8 +44,11 @@ pub(super) struct Coming<'a> {
     pub(super) run: &'a RunTerms,
     pub(super) point: &'a Point,
     pub(super) trim: Trim,
-    /// Of rank 0.
+    /// Of rank 0. Where the order of its samples is not known, the one of the orders drawn that begins with the smallest
+    /// batch, for memory to grow as much as it may.
     pub(super) shapes: RunShapes,
+    /// The other orders that were drawn.
+    pub(super) other_orders: Vec<RunShapes>,
     pub(super) basis: &'a Basis<'a>,
     pub(super) limit_bytes: u64,
     pub(super) safety: &'a SafetyPlan,
@@ -51,10 +58,13 @@ impl Coming<'_> {
     /// Plays it to each of the allocators. `None` where `watch` ended it, an error where it cannot be put together.
     pub(super) fn play(&self, settings: &[Setting], watch: &mut Watch<'_>) -> Option<Result<Play, String>> {
         let ranks = self.run.replicas.max(1);
-        let parts: Vec<(&Setting, usize)> =
-            settings.iter().flat_map(|setting| (0..ranks).map(move |rank| (setting, rank))).collect();
+        let orders: Vec<RunShapes> = std::iter::once(self.shapes).chain(self.other_orders.iter().copied()).collect();
+        let runs_of_all: Vec<(usize, RunShapes)> =
+            orders.iter().flat_map(|order| (0..ranks).map(|rank| (rank, self.of_rank(*order, rank)))).collect();
+        let parts: Vec<(&Setting, &(usize, RunShapes))> =
+            settings.iter().flat_map(|setting| runs_of_all.iter().map(move |run| (setting, run))).collect();
         let total = self.run.horizon_steps.saturating_mul(u32::try_from(parts.len()).unwrap_or(u32::MAX));
-        let played = side_by_side(&parts, total, watch, |(setting, rank), steps| self.rank(setting, *rank, steps));
+        let played = side_by_side(&parts, total, watch, |(setting, run), steps| self.rank(setting, **run, steps));
         let played: Vec<Result<RankPlay, String>> = played.into_iter().collect::<Option<_>>()?;
         let played: Vec<RankPlay> = match played.into_iter().collect() {
             Ok(played) => played,
@@ -63,7 +73,7 @@ impl Coming<'_> {
         let (mut found, mut runs) = (Found::default(), Vec::new());
         let mut played = played.into_iter();
         for setting in settings {
-            let Some(worst) = played.by_ref().take(ranks).min_by_key(RankPlay::standing) else { continue };
+            let Some(worst) = played.by_ref().take(runs_of_all.len()).min_by_key(RankPlay::standing) else { continue };
             earliest(&mut found.breach, worst.breach);
             earliest(&mut found.doubt, worst.doubt);
             let rank = (ranks > 1).then_some(worst.rank);
@@ -73,8 +83,13 @@ impl Coming<'_> {
     }
 
     /// The run of one rank under one allocator. `None` where somebody left.
-    fn rank(&self, setting: &Setting, rank: usize, steps: &Steps) -> Option<Result<RankPlay, String>> {
-        let own = self.sequence(self.of_rank(rank));
+    fn rank(
+        &self,
+        setting: &Setting,
+        (rank, shapes): (usize, RunShapes),
+        steps: &Steps,
+    ) -> Option<Result<RankPlay, String>> {
+        let own = self.sequence(shapes);
         let play = |limit_bytes| {
             let policy = policy::with_settings(setting.settings, limit_bytes);
             self.figures(&own, policy, &mut || steps.goes_on())
@@ -97,8 +112,8 @@ impl Coming<'_> {
     }
 
     /// The batches of one rank.
-    pub(super) fn of_rank(&self, rank: usize) -> RunShapes {
-        self.shapes.with_shard(Shard { rank, world: self.run.replicas.max(1) })
+    pub(super) fn of_rank(&self, order: RunShapes, rank: usize) -> RunShapes {
+        order.with_shard(Shard { rank, world: self.run.replicas.max(1) })
     }
 
     /// The steps of a run with these batches.
@@ -132,7 +147,7 @@ impl Coming<'_> {
         policy: Box<dyn Policy>,
         on_step: &mut dyn FnMut(u32),
     ) -> Result<LongRunFigures, ForecastError> {
-        let sequence = Sequence { len: steps as usize, ..self.sequence(self.of_rank(0)) };
+        let sequence = Sequence { len: steps as usize, ..self.sequence(self.of_rank(self.shapes, 0)) };
         self.play_shapes(&sequence, policy, on_step)
     }
 
@@ -181,7 +196,7 @@ impl Coming<'_> {
 
     /// How sure the forecast is. A last batch of one sample takes other paths than the probes have seen.
     pub(super) fn method(&self) -> Method {
-        let has_single = self.of_rank(0).smallest_samples() < MIN_BATCH_SIZE;
+        let has_single = self.of_rank(self.shapes, 0).smallest_samples() < MIN_BATCH_SIZE;
         if has_single { self.basis.method.max(Method::Affine) } else { self.basis.method }
     }
 
@@ -203,7 +218,12 @@ impl Coming<'_> {
         let highest = |of: fn(&LongRunFigures) -> u64| figures().map(of).max().unwrap_or(0);
         Outlook {
             method: self.method(),
-            reason: self.basis.reason.clone(),
+            reason: match self.other_orders.len() {
+                0 => self.basis.reason.clone(),
+                others => {
+                    format!("{}; of {} orders in which its samples may come, the worst", self.basis.reason, others + 1)
+                }
+            },
             steps: figures().map(|figures| figures.steps).min().unwrap_or(0),
             limit_bytes: self.limit_bytes,
             peak_allocated_bytes: highest(|figures| figures.peak_allocated_bytes),

@@ -46,7 +46,9 @@ impl Probed {
         let basis = self.basis(point, history).ok().filter(|basis| basis.method == Method::Exact)?;
         let own = self.coming(point, (run, samples), &basis);
         let drawn: Vec<Drawn> = (0..run.replicas.max(1))
-            .filter_map(|rank| Some(Drawn::of(own.of_rank(rank).samples()?, point.batch_size, run.horizon_steps)))
+            .filter_map(|rank| {
+                Some(Drawn::of(own.of_rank(own.shapes, rank).samples()?, point.batch_size, run.horizon_steps))
+            })
             .collect();
         let ways = ways(&own, drawn.first(), reach);
         let tried = Tried { settings: self.settings_of_run(point), drawn, is_counted: samples.is_counted() };
@@ -142,7 +144,7 @@ struct Part {
 impl Tried {
     /// `None` where somebody left, or the run cannot be put together.
     fn part(&self, way: &Way, coming: &Coming<'_>, rank: usize, steps: &Steps) -> Option<Part> {
-        let loader = coming.of_rank(rank);
+        let loader = coming.of_rank(coming.shapes, rank);
         let horizon = u64::from(coming.run.horizon_steps);
         let is_of_sampler = way.batching.order == Order::ByLength;
         let outline = self.drawn.get(rank).map(|drawn| {

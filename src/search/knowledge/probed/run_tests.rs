@@ -108,6 +108,27 @@ fn the_worst_rank_s_run_is_the_run() {
 }
 
 #[test]
+fn where_nobody_knows_the_order_of_the_samples_the_worst_of_several_counts() {
+    let (mut probed, point) = known(u64::MAX, 1);
+    let play = |probed: &Probed| probed.play(&point, &History::default(), &mut patient).unwrap().outlook;
+    let mut peaks = Vec::new();
+    for seed in [1, 2, 3] {
+        probed.count_samples(1 << 40);
+        probed.terms.run.as_mut().unwrap().seed = seed;
+        let outlook = play(&probed);
+        assert!(!outlook.reason.contains("orders"), "{}", outlook.reason);
+        peaks.push(outlook.peak_reserved_bytes);
+    }
+    probed.leave_samples_uncounted();
+    probed.terms.run.as_mut().unwrap().seed = 1;
+    let worst = play(&probed);
+    assert!(worst.reason.ends_with("; of 3 orders in which its samples may come, the worst"), "{}", worst.reason);
+    peaks.sort_unstable();
+    assert_eq!(worst.peak_reserved_bytes, peaks[2]);
+    assert!(peaks[0] < peaks[2], "much depends on the order: {peaks:?}");
+}
+
+#[test]
 fn what_makes_a_run_last_that_breaks_is_found_by_the_same_forecast() {
     let (probed, point) = known(316 * MIB, 1);
     let play = probed.play(&point, &History::default(), &mut patient).unwrap();

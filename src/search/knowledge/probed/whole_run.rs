@@ -30,6 +30,9 @@ use crate::trial::{Outlook, Point};
 /// The batch of the third probe where samples do not vary in size: two that fit exactly foretell it.
 const THIRD_BATCH: usize = 4;
 
+/// Orders that are drawn where nobody knows the one of the coming run.
+const ORDERS: u64 = 3;
+
 /// The run that is coming.
 #[derive(Clone, Debug)]
 pub struct RunTerms {
@@ -184,9 +187,14 @@ impl Probed {
         (run, samples): (&'a RunTerms, TrainingSamples),
         basis: &'a Basis<'a>,
     ) -> Coming<'a> {
-        let shapes = RunShapes::new(&run.data, samples.count(), point.batch_size, run.seed);
+        let order = |seed| RunShapes::new(&run.data, samples.count(), point.batch_size, run.seed.wrapping_add(seed));
+        let is_drawn = basis.varies && !samples.is_counted();
+        let mut orders: Vec<RunShapes> = (0..if is_drawn { ORDERS } else { 1 }).map(order).collect();
+        orders.sort_by_key(|order| order.at(0).sample_size.map(SampleSize::value));
+        let mut orders = orders.into_iter();
+        let shapes = orders.next().unwrap_or_else(|| order(0));
         let (limit_bytes, safety, trim) = (self.terms.limit_bytes, &self.terms.safety, point.trim);
-        Coming { run, point, trim, shapes, basis, limit_bytes, safety }
+        Coming { run, point, trim, shapes, other_orders: orders.collect(), basis, limit_bytes, safety }
     }
 
     /// The allocators that a run is played to: the device's own, and the planned one where that is another and counts.
