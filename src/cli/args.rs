@@ -174,7 +174,7 @@ pub(super) struct SearchArgs {
     /// Print every event as a line of JSON on standard output
     #[arg(long, conflicts_with = "quiet")]
     pub(super) json: bool,
-    /// Print the answer and warnings only
+    /// Print no progress, only the result and warnings
     #[arg(long, short)]
     pub(super) quiet: bool,
 }

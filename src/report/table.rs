@@ -111,7 +111,9 @@ fn single_line(text: &str) -> String {
         return line;
     }
     let cut: String = line.chars().take(LONGEST).collect();
-    format!("{cut}…")
+    // Between two words: `3…` of 30 % would be another figure.
+    let words = cut.rsplit_once(' ').map_or(cut.as_str(), |(words, _)| words);
+    format!("{words} …")
 }
 
 fn render(rows: &[[String; 8]]) -> String {
@@ -202,11 +204,13 @@ fn by_forecast(alternatives: &[Alternative]) -> String {
 fn headline(status: Status, recommended: &Recommended) -> String {
     let title = match status {
         Status::Safe => "Safe",
-        Status::Unverified => "Unverified (not soaked yet)",
+        Status::Unverified => "Unverified (no soak has proved it)",
         Status::None => "None",
     };
+    let replicas =
+        if recommended.replicas > 1 { format!(" × {} replicas", recommended.replicas) } else { String::new() };
     format!(
-        "{title}: batch size {} × {} = {}, {}, prefetch depth {}{}\n",
+        "{title}: batch size {} × {}{replicas} = {}, {}, prefetch depth {}{}\n",
         recommended.batch_size,
         plural(recommended.accumulation_steps, "accumulation step"),
         recommended.effective_batch_size,

@@ -191,8 +191,12 @@ impl Staged {
         shallower.filter(|point| !search.knows(point)).or_else(fewer).filter(|point| !search.knows(point))
     }
 
+    /// Whether the loader may have one more trial. A program's own cannot be run alone, so its first one comes on top of what a
+    /// search may take: a step that waits gains more by it than by anything else.
     fn has_loader_room(&self, view: View<'_>) -> bool {
-        self.has_room(view) && count(view, is_of_loader) < LOADER_TRIALS
+        let tried = count(view, is_of_loader);
+        let comes_on_top = tried == 0 && !self.space.has_loader();
+        (comes_on_top || self.has_room(view)) && tried < LOADER_TRIALS
     }
 }
 

@@ -29,10 +29,11 @@
 //! # How many trials
 //! With an exact forecast at most [`TRIALS_BEFORE_SOAK`] run before the soak (the smallest, two to five probes, the rest at
 //! most [`FULL_SIZE_TRIALS`] of full size; where recomputation is part of the search, its probes and the first trial with
-//! it come on top), and up to [`THROUGHPUT_TRIALS`] of the loader alone, which have no model, and the tiny
-//! probes of the whole run. The loader takes [`LOADER_TRIALS`] at most, with real steps or without. These bounds stop a search for a better point,
-//! never the one for a safe point. One trial of found settings of the allocator comes on top, and where whole runs break under the
-//! program's own, one for each micro-batch that other settings would keep.
+//! it come on top), and up to [`THROUGHPUT_TRIALS`] of the loader alone, which have no model, and the tiny probes of the whole
+//! run. The loader takes [`LOADER_TRIALS`] at most, with real steps or without; the first of a program that has its own comes
+//! on top. These bounds stop a search for a better point, never the one for a safe point. One trial of found settings of the
+//! allocator comes on top, and where whole runs break under the program's own, one for each micro-batch that other settings
+//! would keep.
 //!
 //! Of soaks there is one for each point that is tried, the last of which passes; and one more of an answer with found
 //! settings, under the program's own. Settings are searched for over a run once for the best point, and once for each
