@@ -13,7 +13,9 @@ use crate::config::plan::Subject;
 use crate::search::JudgedTrial;
 use crate::search::machine::Machine;
 use crate::search::recommend::best_of;
+use crate::search::rules::testing::{completed, sample};
 use crate::search::scripted::{Played, Script, loaded, plan, play, record};
+use crate::search::staged::PERIPHERY_TRIALS;
 use crate::search::{Conclusion, History, Knowledge, Space, Strategy, knowledge::Nothing};
 use crate::trial::command::CommandSpec;
 use crate::trial::{Measurement, TrialId, TrialRecord};
@@ -229,16 +231,36 @@ fn a_loader_that_cannot_be_run_alone_is_settled_by_real_steps() {
     assert_eq!(chosen(&played), (4, 1));
 }
 
+/// The same plan for a program in place of a model.
+fn of_a_program(plan: Plan) -> Plan {
+    let timeout = Duration::from_secs(60);
+    let command = CommandSpec { run: Vec::new(), env: BTreeMap::new(), cwd: None, preload: Vec::new(), timeout };
+    Plan { subject: Subject::Command(command), ..plan }
+}
+
+#[test]
+fn a_program_s_loader_is_tried_once_whatever_the_search_has_taken() {
+    let model = plan_with(&WORKERS, &[2]);
+    let program = of_a_program(model.clone());
+    let has_room = |plan: &Plan, history: &History| {
+        Staged::new(Space::new(plan)).has_loader_room(View { history, knowledge: &Nothing })
+    };
+    let ended = |purpose: Purpose| {
+        let record = completed(crate::search::rules::testing::point(8), vec![sample(4)]);
+        let spec = crate::trial::TrialSpec { purpose, ..record.spec };
+        JudgedTrial { record: TrialRecord { spec, ..record }, verdict: crate::search::Verdict::default() }
+    };
+    let mut history = History::default();
+    assert!(has_room(&model, &history));
+    (0..PERIPHERY_TRIALS).for_each(|_| history.tell(ended(Purpose::Remedy)));
+    assert!(has_room(&program, &history) && !has_room(&model, &history));
+    history.tell(ended(Purpose::Loader));
+    assert!(!has_room(&program, &history));
+}
+
 #[test]
 fn a_program_of_the_user_s_own_is_never_asked_for_its_loader_alone() {
-    let mut plan = plan_with(&WORKERS, &[2, 1]);
-    plan.subject = Subject::Command(CommandSpec {
-        run: Vec::new(),
-        env: BTreeMap::new(),
-        cwd: None,
-        preload: Vec::new(),
-        timeout: Duration::from_secs(60),
-    });
+    let plan = of_a_program(plan_with(&WORKERS, &[2, 1]));
     let line = Line { batch: 0.25, ..EVEN };
     let played = played(&plan, |spec| line.script(spec));
     assert_eq!(of_loader(&played), [(Purpose::Loader, 4, 1)]);
