@@ -181,7 +181,10 @@ mod tests {
         history.tell(ran(own(), Purpose::Ladder, 500, 100.0));
         history.tell(ran(changed(), Purpose::Allocator, 450, 100.0));
         let (conf, reason) = (Some(CONF.to_owned()), "it holds less".to_owned());
-        history.tell_tuned(own(), TunedRun { method: Method::Exact, steps: 10, horizon_steps: 10, conf, reason });
+        history.tell_tuned(
+            own(),
+            TunedRun { method: Method::Exact, steps: 10, horizon_steps: 10, conf, next: Vec::new(), reason },
+        );
         soaks.into_iter().for_each(|soak| history.tell(soak));
         history
     }

@@ -22,6 +22,10 @@ pub struct TunedRun {
     /// In the form of `PYTORCH_CUDA_ALLOC_CONF`; `None` where the program's own are the best, or nothing could be found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conf: Option<String>,
+    /// Further settings under which the run lasts, the best first: where a trial refutes what is forecast of one, or of the
+    /// program's own, the next is tried.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub next: Vec<String>,
     /// Why, in a sentence.
     pub reason: String,
 }
@@ -34,7 +38,12 @@ fn exact() -> Method {
 impl TunedRun {
     /// That nothing was searched for, and why.
     pub fn unknown(reason: String) -> Self {
-        Self { method: Method::None, steps: 0, horizon_steps: 0, conf: None, reason }
+        Self { method: Method::None, steps: 0, horizon_steps: 0, conf: None, next: Vec::new(), reason }
+    }
+
+    /// Settings other than the program's own under which the run lasts, the best first.
+    pub fn lasting(&self) -> impl Iterator<Item = &String> {
+        self.conf.iter().chain(&self.next)
     }
 }
 

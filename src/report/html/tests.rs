@@ -232,7 +232,7 @@ fn a_whole_run_is_drawn_with_its_limit_and_where_it_breaks() {
         is_best,
     };
     let (conf, reason) = (Some("<b>expandable".to_owned()), "`<b>expandable` holds less".to_owned());
-    let found = TunedRun { method: Method::Exact, steps: 400, horizon_steps: 400, conf, reason };
+    let found = TunedRun { method: Method::Exact, steps: 400, horizon_steps: 400, conf, next: Vec::new(), reason };
     let tuned = Entry::AllocatorTuned {
         point: point(8),
         found,

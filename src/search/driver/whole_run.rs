@@ -41,7 +41,14 @@ impl Running<'_> {
             // Whoever ends this is heard when the next trial is asked for.
             let remedies = self.remedy(&point, Reach::ShapesAndReleases);
             if let Some(hint) = remedies.and_then(|remedies| remedies.hint()) {
-                breach.reason = format!("{} (hint: {hint})", breach.reason);
+                // A program cannot read what `data` says of it.
+                let is_its_own = self.study.plan.command().is_some() && hint.contains("`data.");
+                let own = if is_its_own {
+                    "; how it pads is the program's to do, `data` tells the forecast alone"
+                } else {
+                    ""
+                };
+                breach.reason = format!("{} (hint: {hint}{own})", breach.reason);
             }
         }
         self.study.reporter.report(&Event::RunPlayed { point: point.clone(), outlook: outlook.clone() });

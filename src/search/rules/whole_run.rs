@@ -8,7 +8,8 @@
 //!
 //! - It **fails** where the forecast breaks: out of memory, a rate above its threshold in the steady state, growth without a
 //!   plateau, however far away the limit is ([`judge`](crate::memory::forecast::long_run::judge) says what that is). (Such a point is ruled out before its soak; the rule stands for a soak that has run all the same.)
-//! - It **warns** where the forecast may err, or could not be made.
+//! - It **warns** where the forecast may err, could not be made, or is refuted by the soak: one that reserved more than
+//!   was forecast of the whole run had its samples in another order, or of other sizes.
 //!
 //! The value is the step of the breach, counted from 0; there is no value where there is none.
 
@@ -19,6 +20,9 @@ use crate::memory::forecast::long_run::has_plateau;
 use crate::trial::outlook::RunBreach;
 use crate::trial::{Outlook, TrialRecord};
 use crate::units::Bytes;
+
+/// A device's own count may be somewhat above that of the allocator's model: on cards by up to 0.3 %.
+const ALLOWANCE: f64 = 1.03;
 
 /// The run lasts.
 #[derive(Debug)]
@@ -48,8 +52,27 @@ impl Rule for WholeRun {
         };
         let breach = outlook.breach.as_ref().or(outlook.doubt.as_ref());
         let value = breach.map(|breach| f64::from(breach.step));
-        Finding { value, limit: Some(f64::from(safety.horizon_steps)), level, reason: sentence(outlook) }
+        let (level, reason) = match more_than_forecast(trial, outlook) {
+            Some(reserved_bytes) => (
+                level.max(Level::Warning),
+                format!(
+                    "{}; the soak reserved {} already, so its samples come in another order or of other sizes than those \
+                     of the forecast",
+                    sentence(outlook),
+                    Bytes(reserved_bytes)
+                ),
+            ),
+            None => (level, sentence(outlook)),
+        };
+        Finding { value, limit: Some(f64::from(safety.horizon_steps)), level, reason }
     }
+}
+
+/// What a soak reserved at its highest, where that is clearly more than was forecast of the whole run.
+fn more_than_forecast(soak: &TrialRecord, outlook: &Outlook) -> Option<u64> {
+    let reserved_bytes = soak.samples.iter().map(|sample| sample.peak_reserved_bytes).max()?;
+    let is_played = outlook.method != Method::None;
+    (is_played && reserved_bytes as f64 > outlook.peak_reserved_bytes as f64 * ALLOWANCE).then_some(reserved_bytes)
 }
 
 /// What an outlook says, for people.
@@ -134,6 +157,21 @@ mod tests {
         let unknown = found(Some(Outlook::unknown("the probes differ".to_owned())));
         assert_eq!((unknown.level, unknown.value), (Level::Warning, None));
         assert_eq!(unknown.reason, "not judged: the probes differ");
+    }
+
+    #[test]
+    fn a_soak_that_holds_more_than_was_forecast_of_the_whole_run_is_a_warning() {
+        let reserving = |mib: u64| {
+            let held = crate::memory::MemorySample { peak_reserved_bytes: mib * MIB, ..sample(2) };
+            let outlook = Some(outlook(Method::Exact));
+            WholeRun.check(&TrialRecord { outlook, ..soak(vec![held]) }, &safety())
+        };
+        assert_eq!(reserving(820).level, Level::Passed);
+        let refuted = reserving(840);
+        assert_eq!(refuted.level, Level::Warning);
+        let words =
+            "plateau from step 812 on; the soak reserved 840.0 MiB already, so its samples come in another order";
+        assert!(refuted.reason.contains(words), "{}", refuted.reason);
     }
 
     #[test]

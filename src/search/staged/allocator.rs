@@ -113,10 +113,20 @@ impl Staged {
         if point.alloc_conf.is_some() || searched_before(view, point) >= SEARCHES_FOR_BROKEN {
             return Ok(None);
         }
-        let Some(preferred) = self.preferred(view, point)? else { return Ok(None) };
-        let (Preferred::OverRun(conf) | Preferred::OverSteps(conf)) = preferred;
-        let changed = Point { alloc_conf: Some(conf), ..point.clone() };
-        Ok(self.confirmed(view, &changed)?.map(|trial| (changed, trial)))
+        let over_run = self.tuned_over_run(view, point)?.filter(|found| found.steps > 0);
+        let confs: Vec<String> = if let Some(found) = over_run {
+            found.lasting().cloned().collect()
+        } else {
+            let preferred = self.preferred(view, point)?;
+            preferred.into_iter().map(|(Preferred::OverRun(conf) | Preferred::OverSteps(conf))| conf).collect()
+        };
+        for conf in confs {
+            let changed = Point { alloc_conf: Some(conf), ..point.clone() };
+            if let Some(trial) = self.confirmed(view, &changed)? {
+                return Ok(Some((changed, trial)));
+            }
+        }
+        Ok(None)
     }
 
     /// The trial that shows a changed point to be safe, if it is; leaves with that trial where it may run.
@@ -134,8 +144,10 @@ impl Staged {
     /// size.
     fn may_confirm(&self, view: View<'_>, changed: &Point) -> bool {
         let mut purposes = view.history.trials().iter().map(|trial| trial.record.spec.purpose);
+        let own = own_settings(changed);
         self.has_room(view)
-            || view.history.is_ruled_out(&own_settings(changed))
+            || view.history.is_ruled_out(&own)
+            || view.history.measured(&own).is_some_and(|trial| !trial.is_safe())
             || purposes.all(|purpose| purpose != Purpose::Allocator)
     }
 
@@ -146,12 +158,13 @@ impl Staged {
             return Ok(Some(point.clone()));
         }
         let found = self.tuned_over_run(view, &own_settings(point))?;
-        let Some(conf) = found.and_then(|found| found.conf.clone()) else { return Ok(None) };
-        let changed = Point { alloc_conf: Some(conf), ..point.clone() };
-        if changed == *point || self.confirmed(view, &changed)?.is_none() {
-            return Ok(None);
+        for conf in found.into_iter().flat_map(TunedRun::lasting) {
+            let changed = Point { alloc_conf: Some(conf.clone()), ..point.clone() };
+            if changed != *point && self.confirmed(view, &changed)?.is_some() && self.lasts(view, &changed)? {
+                return Ok(Some(changed));
+            }
         }
-        Ok(self.lasts(view, &changed)?.then_some(changed))
+        Ok(None)
     }
 
     /// The conclusion when a point has passed its soak. One with other settings than the program's own is held against

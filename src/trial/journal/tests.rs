@@ -113,7 +113,7 @@ fn a_play_that_was_left_is_so_until_it_has_a_result() {
 
 fn tuned() -> TunedRun {
     let (conf, reason) = (Some("expandable_segments:True".to_owned()), "it holds less".to_owned());
-    TunedRun { method: Method::Affine, steps: 7, horizon_steps: 10, conf, reason }
+    TunedRun { method: Method::Affine, steps: 7, horizon_steps: 10, conf, next: Vec::new(), reason }
 }
 
 fn tried() -> TriedSetting {

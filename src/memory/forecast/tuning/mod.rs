@@ -208,6 +208,15 @@ impl Tuning {
         self.choice().filter(|choice| choice.stage != Stage::Baseline)
     }
 
+    /// Settings other than the program's own under which nothing is to be said against the run, the best first.
+    pub fn lasting(&self) -> impl Iterator<Item = &Tried> {
+        let lasts = |one: &&Tried| one.ending == Ending::Survived && one.breach.is_none();
+        let mut lasting: Vec<&Tried> =
+            self.tried.iter().filter(|one| one.stage != Stage::Baseline).filter(lasts).collect();
+        lasting.sort_by_key(|one| choice::standing(one));
+        lasting.into_iter()
+    }
+
     /// What the program has today.
     pub fn baseline(&self) -> Option<&Tried> {
         self.tried.first()

@@ -36,6 +36,9 @@ const STEPS: u32 = 50;
 /// 8,000 events it is a run of 2,000 steps.
 const EVENTS_OF_A_PLAY: usize = 16_000_000;
 
+/// Settings that are kept beside the best.
+const NEXT_SETTINGS: usize = 2;
+
 impl Probed {
     /// The best settings for a point; `None` where its steps cannot be played.
     pub(super) fn tuned(&self, point: &Point) -> Option<TunedConf> {
@@ -150,7 +153,9 @@ fn found(tuning: &Tuning, method: Method, (steps, horizon_steps): (u32, u32)) ->
     } else {
         tuning.reason.clone()
     };
-    TunedRun { method, steps, horizon_steps, conf, reason }
+    let others = tuning.lasting().filter_map(|one| one.candidate.conf()).filter(|other| Some(other) != conf.as_ref());
+    let next = others.take(NEXT_SETTINGS).collect();
+    TunedRun { method, steps, horizon_steps, conf, next, reason }
 }
 
 #[cfg(test)]

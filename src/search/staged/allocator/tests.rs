@@ -218,6 +218,20 @@ fn out_of_memory(point: &Point) -> Shown {
 }
 
 #[test]
+fn where_a_trial_refutes_the_settings_that_were_found_the_next_that_last_are_tried() {
+    let only_others = |point: &Point| match point.alloc_conf.as_deref() {
+        None | Some("expandable_segments:True") if point.batch_size > 1 => Shown::OutOfMemory,
+        _ => Shown::AsForecast,
+    };
+    let (played, history) = search(&Machine { trial_shows: only_others, ..wasteful() });
+    let found = answer(&played);
+    assert_eq!(found.batch_size, 16, "{:?}", played.sizes());
+    let tuned = history.tuned(&Point { alloc_conf: None, ..found.clone() }).unwrap();
+    assert_eq!(tuned.conf.as_deref(), Some("expandable_segments:True"));
+    assert!(found.alloc_conf.as_ref().is_some_and(|conf| tuned.next.contains(conf)), "{tuned:?}");
+}
+
+#[test]
 fn a_search_is_spent_on_two_sizes_that_break_at_most() {
     let all = |point: &Point| if point.batch_size > 1 { Shown::OutOfMemory } else { Shown::AsForecast };
     let (played, history) = search(&Machine { trial_shows: all, ..wasteful() });
