@@ -157,7 +157,9 @@ fn replicas_note(command: &CommandSpec, replicas: usize) -> Option<String> {
 fn near_targets_note(target: &super::plan::TargetPlan, space: &Space) -> Option<String> {
     let per_replica = target.batch_size / target.replicas.max(1);
     let useful = |pair: &crate::search::space::Pair| pair.batch_size < per_replica && pair.batch_size > per_replica / 8;
-    if per_replica < 8 || space.pairs().iter().any(useful) {
+    // Where `search.accumulation_steps` leaves out what would divide, the target is not to blame.
+    let has_divisor = (per_replica / 8 + 1..per_replica).any(|batch| per_replica.is_multiple_of(batch));
+    if per_replica < 8 || has_divisor || space.pairs().iter().any(useful) {
         return None;
     }
     let divisible = |batch: &usize| batch.is_multiple_of(4 * target.replicas);
@@ -257,6 +259,18 @@ mod tests {
         let few = "a trial takes 4 workers (`target.replicas`), more than 3 workers: one runs at a time";
         assert_eq!(notes(4, &workers(3)), [few]);
         assert_eq!(notes(4, &workers(1)), [""; 0]);
+    }
+
+    #[test]
+    fn a_target_without_divisors_gets_a_note_and_one_whose_divisors_are_left_out_does_not() {
+        let notes = |batch_size: usize, steps: &str| {
+            let model = "model: {family: gpt, preset: nano}\n";
+            load(&format!("{model}target: {{batch_size: {batch_size}}}\nsearch: {{accumulation_steps: {steps}}}\n"))
+                .notes(&Registry::builtin())
+        };
+        let [prime] = notes(61, "auto").try_into().unwrap();
+        assert!(prime.contains("no divisor above an eighth of it") && prime.contains("60 and 64 divide"), "{prime}");
+        assert_eq!([notes(64, "auto"), notes(64, "[1]"), notes(7, "auto")].concat(), [""; 0]);
     }
 
     #[test]
