@@ -33,7 +33,7 @@ impl RunRemedies {
 
     /// Keys of the configuration with which a run lasts that breaks, and where there are none the best of the other ways:
     /// for the reason why it is refused.
-    pub fn hint(&self) -> Option<String> {
+    pub fn hint(&self, who: Padder) -> Option<String> {
         if self.as_it_is.lasts() {
             return None;
         }
@@ -51,9 +51,20 @@ impl RunRemedies {
             let held = Bytes(way.run.peak_reserved_bytes);
             format!("with {} the run lasts, by forecast with {held} reserved", way.changes)
         };
-        let hints: Vec<String> = hints.iter().map(lasts).collect();
+        let is_its_own = who == Padder::Program && hints.iter().any(|way| way.changes.pad_to_multiple_of.is_some());
+        let own = is_its_own.then(|| "how it pads is the program's to do, `data` tells the forecast alone".to_owned());
+        let hints: Vec<String> = hints.iter().map(lasts).chain(own).collect();
         (!hints.is_empty()).then(|| hints.join("; "))
     }
+}
+
+/// Who pads the batches of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Padder {
+    /// The loader, as the configuration has it.
+    Loader,
+    /// A program of the user's own, which cannot read what the configuration says of its data.
+    Program,
 }
 
 /// One way.
@@ -116,6 +127,14 @@ mod tests {
         RunRemedy { changes, run, reason: "holds as much".to_owned(), offered }
     }
 
+    fn padded(multiple: u64) -> Changes {
+        Changes { pad_to_multiple_of: Some(multiple), ..Changes::default() }
+    }
+
+    fn released(trim: Trim) -> Changes {
+        Changes { trim: Some(trim), ..Changes::default() }
+    }
+
     fn remedies(ways: Vec<RunRemedy>) -> RunRemedies {
         let breach = Some(Breach::Rate { step: 7, rate: 0.4, threshold: 0.3 });
         RunRemedies { as_it_is: BatchedRun { breach, ..BatchedRun::default() }, ways, unplayed: 0 }
@@ -123,8 +142,6 @@ mod tests {
 
     #[test]
     fn a_refused_run_is_told_the_smallest_padding_and_the_rarest_release_that_make_it_last() {
-        let padded = |multiple| Changes { pad_to_multiple_of: Some(multiple), ..Changes::default() };
-        let released = |trim| Changes { trim: Some(trim), ..Changes::default() };
         let ways = vec![
             way(padded(256), true),
             way(padded(128), true),
@@ -134,28 +151,36 @@ mod tests {
             way(released(Trim::EveryK), true),
         ];
         assert_eq!(
-            remedies(ways).hint().unwrap(),
+            remedies(ways).hint(Padder::Loader).unwrap(),
             "with `data.pad_to_multiple_of: 128` the run lasts, by forecast with 300.0 MiB reserved; with `memory.trim: \
              every_k` the run lasts, by forecast with 300.0 MiB reserved"
         );
     }
 
     #[test]
+    fn a_program_is_told_that_its_padding_is_its_own() {
+        let hint = |ways: Vec<RunRemedy>| remedies(ways).hint(Padder::Program).unwrap();
+        let own = "; how it pads is the program's to do, `data` tells the forecast alone";
+        assert!(hint(vec![way(padded(128), true)]).ends_with(own));
+        assert!(!hint(vec![way(released(Trim::EveryK), true)]).contains("program"));
+    }
+
+    #[test]
     fn without_a_key_that_helps_the_best_way_is_told_and_without_any_nothing() {
         let budget = Changes { token_budget: Some(4096), group_by_length: true, ..Changes::default() };
-        let hint = remedies(vec![way(budget, true)]).hint().unwrap();
+        let hint = remedies(vec![way(budget, true)]).hint(Padder::Loader).unwrap();
         assert!(
             hint.starts_with("with a budget of 4096 tokens a batch and samples grouped by length the run"),
             "{hint}"
         );
-        assert_eq!(remedies(vec![way(budget, false)]).hint(), None);
+        assert_eq!(remedies(vec![way(budget, false)]).hint(Padder::Loader), None);
         let lasting = RunRemedies { as_it_is: BatchedRun::default(), ..remedies(vec![way(budget, true)]) };
-        assert_eq!(lasting.hint(), None);
+        assert_eq!(lasting.hint(Padder::Loader), None);
     }
 
     #[test]
     fn what_is_journaled_is_read_back() {
-        let all = remedies(vec![way(Changes { trim: Some(Trim::EveryK), ..Changes::default() }, true)]);
+        let all = remedies(vec![way(released(Trim::EveryK), true)]);
         let text = serde_json::to_string(&all).unwrap();
         assert!(text.contains(r#""changes":{"trim":"every_k"}"#), "{text}");
         assert_eq!(serde_json::from_str::<RunRemedies>(&text).unwrap(), all);

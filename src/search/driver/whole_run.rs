@@ -10,6 +10,7 @@ use super::{End, Running};
 use crate::progress::{Event, Reporter};
 use crate::search::knowledge::probed::{PlayedSteps, Reach};
 use crate::trial::journal::Entry;
+use crate::trial::remedies::Padder;
 use crate::trial::{Interrupt, Outlook, PlayKind, Point, TrialRecord, UnfinishedPlay};
 
 /// How often progress is told.
@@ -40,15 +41,9 @@ impl Running<'_> {
         if let Some(breach) = &mut outlook.breach {
             // Whoever ends this is heard when the next trial is asked for.
             let remedies = self.remedy(&point, Reach::ShapesAndReleases);
-            if let Some(hint) = remedies.and_then(|remedies| remedies.hint()) {
-                // A program cannot read what `data` says of it.
-                let is_its_own = self.study.plan.command().is_some() && hint.contains("`data.");
-                let own = if is_its_own {
-                    "; how it pads is the program's to do, `data` tells the forecast alone"
-                } else {
-                    ""
-                };
-                breach.reason = format!("{} (hint: {hint}{own})", breach.reason);
+            let padder = if self.study.plan.command().is_some() { Padder::Program } else { Padder::Loader };
+            if let Some(hint) = remedies.and_then(|remedies| remedies.hint(padder)) {
+                breach.reason = format!("{} (hint: {hint})", breach.reason);
             }
         }
         self.study.reporter.report(&Event::RunPlayed { point: point.clone(), outlook: outlook.clone() });

@@ -12,7 +12,7 @@ use crate::search::machine::Machine;
 use crate::search::scripted::plan;
 use crate::search::shape_probes;
 use crate::search::space::ConfChoice;
-use crate::trial::remedies::{Changes, RunRemedies};
+use crate::trial::remedies::{Changes, Padder, RunRemedies};
 use crate::units::MIB;
 
 const SAMPLES: usize = 4000;
@@ -136,7 +136,7 @@ fn what_makes_a_run_last_that_breaks_is_found_by_the_same_forecast() {
     let breach = play.outlook.breach.unwrap();
     let found = remedies(316 * MIB, Reach::ShapesAndReleases);
     assert_eq!(found.as_it_is.breach.unwrap().step(), breach.step, "it is played as the run itself is");
-    let hint = found.hint().unwrap();
+    let hint = found.hint(Padder::Loader).unwrap();
     assert_eq!(
         hint, "with `data.pad_to_multiple_of: 256` the run lasts, by forecast with 310.0 MiB reserved",
         "no release of the cache helps"
@@ -151,7 +151,7 @@ fn what_makes_a_run_last_that_breaks_is_found_by_the_same_forecast() {
 fn a_run_that_lasts_is_offered_what_holds_less_and_larger_batches_in_as_much() {
     let found = remedies(1000 * MIB, Reach::Shapes);
     let as_it_is = &found.as_it_is;
-    assert!(as_it_is.lasts() && found.hint().is_none());
+    assert!(as_it_is.lasts() && found.hint(Padder::Loader).is_none());
     // 8 samples a batch of 4000, padded to the longest of 8.
     assert_eq!((as_it_is.epoch_steps, as_it_is.largest_batch, as_it_is.steps), (Some(500), 8, 300));
     assert!(as_it_is.padding_share > Some(0.3) && as_it_is.fragmentation > Some(0.1), "{as_it_is:?}");
