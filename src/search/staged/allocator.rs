@@ -48,7 +48,7 @@ impl Staged {
         let Some(known) = view.history.measured(&point) else { return Ok(point) };
         let preferred = self.preferred(view, &point)?;
         let Some(Preferred::OverRun(conf) | Preferred::OverSteps(conf)) = &preferred else { return Ok(point) };
-        let changed = Point { alloc_conf: Some(conf.clone()), ..point.clone() };
+        let changed = with_settings(&point, conf);
         if changed == point {
             return Ok(point);
         }
@@ -61,9 +61,8 @@ impl Staged {
         Ok(best_of(&tried, JudgedTrial::samples_per_second).cloned().unwrap_or(point))
     }
 
-    /// The settings that a search finds best; where those listed cannot be compared over the run, the ones of them that hold
-    /// the least at the point's size, if that is less than the program's own hold. A point that has others already, since it does not fit under the program's
-    /// own, keeps them unless a search over its run finds better ones.
+    /// The settings that a search finds best. A point that has others already, since it does not fit under the program's own,
+    /// keeps them unless a search over its run finds better ones.
     fn preferred(&self, view: View<'_>, point: &Point) -> Result<Option<Preferred>, Ask> {
         if let Some(found) = self.tuned_over_run(view, &own_settings(point))?.filter(|found| found.steps > 0) {
             return Ok(found.conf.clone().map(Preferred::OverRun));
@@ -71,14 +70,20 @@ impl Staged {
         if point.alloc_conf.is_some() {
             return Ok(None);
         }
+        Ok(self.best_over_steps(view, point).map(Preferred::OverSteps))
+    }
+
+    /// The settings that are best over steps that are all alike: any that a search finds, or of those listed the ones that hold
+    /// the least at the point's size, if that is less than the program's own hold.
+    fn best_over_steps(&self, view: View<'_>, point: &Point) -> Option<String> {
         let found = match self.space.conf_choice() {
             ConfChoice::Any => view.knowledge.tuned_alloc_conf(point),
             ConfChoice::Listed(_) => None,
         };
-        if let Some(found) = found {
-            return Ok(found.conf.map(Preferred::OverSteps));
+        match found {
+            Some(found) => found.conf,
+            None => self.less_than_own(view, point),
         }
-        Ok(self.less_than_own(view, point).map(Preferred::OverSteps))
     }
 
     fn less_than_own(&self, view: View<'_>, point: &Point) -> Option<String> {
@@ -113,15 +118,12 @@ impl Staged {
         if point.alloc_conf.is_some() || searched_before(view, point) >= SEARCHES_FOR_BROKEN {
             return Ok(None);
         }
-        let over_run = self.tuned_over_run(view, point)?.filter(|found| found.steps > 0);
-        let confs: Vec<String> = if let Some(found) = over_run {
-            found.lasting().cloned().collect()
-        } else {
-            let preferred = self.preferred(view, point)?;
-            preferred.into_iter().map(|(Preferred::OverRun(conf) | Preferred::OverSteps(conf))| conf).collect()
+        let confs: Vec<String> = match self.tuned_over_run(view, point)?.filter(|found| found.steps > 0) {
+            Some(found) => found.lasting().cloned().collect(),
+            None => self.best_over_steps(view, point).into_iter().collect(),
         };
         for conf in confs {
-            let changed = Point { alloc_conf: Some(conf), ..point.clone() };
+            let changed = with_settings(point, &conf);
             if let Some(trial) = self.confirmed(view, &changed)? {
                 return Ok(Some((changed, trial)));
             }
@@ -159,7 +161,7 @@ impl Staged {
         }
         let found = self.tuned_over_run(view, &own_settings(point))?;
         for conf in found.into_iter().flat_map(TunedRun::lasting) {
-            let changed = Point { alloc_conf: Some(conf.clone()), ..point.clone() };
+            let changed = with_settings(point, conf);
             if changed != *point && self.confirmed(view, &changed)?.is_some() && self.lasts(view, &changed)? {
                 return Ok(Some(changed));
             }
@@ -211,6 +213,11 @@ impl Staged {
         });
         fitting.min_by_key(|(reserved_bytes, _)| *reserved_bytes).map(|(_, conf)| conf.clone())
     }
+}
+
+/// A point with other settings of the allocator.
+fn with_settings(point: &Point, conf: &str) -> Point {
+    Point { alloc_conf: Some(conf.to_owned()), ..point.clone() }
 }
 
 /// How many other points broke a rule under the program's own settings and had settings searched for.
