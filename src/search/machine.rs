@@ -99,6 +99,11 @@ impl Machine {
         }
     }
 
+    /// Weights that the native allocator puts into segments a seventh larger than they are, at every batch size.
+    pub(crate) fn wasteful() -> Self {
+        Self { weights: vec![10 * MIB + 500_000; 10], activations: vec![MIB / 8; 10], tokens: 64, ..Self::new() }
+    }
+
     /// What a trial of this shape allocates and frees.
     pub(crate) fn events(&self, batch_size: usize, accumulation: usize, updates: u32) -> Vec<Event> {
         self.tape(batch_size, accumulation, updates, Self::step)

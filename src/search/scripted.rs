@@ -8,7 +8,8 @@ use crate::config::Plan;
 use crate::config::plan::{
     BatchSizePlan, BudgetPlan, DevicesPlan, MemoryPlan, PinMemory, SearchPlan, Subject, TargetPlan, TrialPlan,
 };
-use crate::data::DataSpec;
+use crate::config::resolve::USUAL_CONFS;
+use crate::data::{DataSpec, LengthDistribution, LengthSpec};
 use crate::device::{DeviceChoice, DeviceFacts};
 use crate::memory::{AllocatorKind, LimitSpec, MemorySample, Rates, Trim};
 use crate::model::ModelSpec;
@@ -46,6 +47,18 @@ pub(crate) fn plan(target: usize) -> Plan {
         seed: 0,
         launcher: None,
     }
+}
+
+/// The same for 16 samples of varying lengths, any settings of the allocator to choose from, and a run of so many steps.
+pub(crate) fn varying_plan(horizon_steps: u32) -> Plan {
+    let length = LengthSpec::Range { min: 8, max: 64, distribution: LengthDistribution::Uniform };
+    let mut plan = plan(16);
+    plan.data = DataSpec { sequence_length: Some(length), ..DataSpec::default() };
+    plan.search.alloc_conf = USUAL_CONFS.map(str::to_owned).to_vec();
+    plan.safety.horizon_steps = horizon_steps;
+    // The rate is another matter.
+    plan.safety.fragmentation_threshold = Fraction(1.0);
+    plan
 }
 
 /// How a scripted trial ends.

@@ -5,16 +5,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use batchtune::data::InputSpec;
 use batchtune::device::DeviceChoice;
-use batchtune::model::{BuildContext, Family, ModelError, ModelSpec, Registry, Workload};
+use batchtune::model::Registry;
 use batchtune::trial::launcher::{
     Holder, Launcher, LauncherCommand, LauncherSpec, Setting, Starter, Surroundings, Template,
 };
 use batchtune::trial::process::{OomKills, Patience, ProcessConfig, ProcessExecutor, WorkerCommand};
 use batchtune::trial::{Executor, Interrupt, Observation, Purpose, TrialRecord};
 
-use crate::toy::{spec, workload};
+use crate::toy::{Stuck, spec, workload};
 use crate::{cluster, scripted};
 
 /// Names this program as what becomes `srun`.
@@ -125,23 +124,6 @@ pub(crate) fn spec_of(command: LauncherCommand) -> LauncherSpec {
 /// A command of the user's own.
 pub(crate) fn own(arguments: &[&str]) -> LauncherCommand {
     LauncherCommand::Own(arguments.iter().map(|text| Template::parse(text, Holder::Command).unwrap()).collect())
-}
-
-/// A family that never gets ready, so that a worker's main thread is as busy as in a long step.
-struct Stuck;
-
-impl Family for Stuck {
-    fn name(&self) -> &'static str {
-        "stuck"
-    }
-    fn input(&self, _spec: &ModelSpec) -> Result<InputSpec, ModelError> {
-        loop {
-            std::thread::sleep(Duration::from_secs(600));
-        }
-    }
-    fn build(&self, _context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError> {
-        Err(ModelError::Invalid { field: "family", reason: "it is stuck".to_owned() })
-    }
 }
 
 /// The worker that ships, which notes its process number too.

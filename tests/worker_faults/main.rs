@@ -88,7 +88,7 @@ fn main() -> ExitCode {
         return ExitCode::from(batchtune::trial::launcher::session::NOT_FOUND);
     }
     match std::env::var(scripted::PART).as_deref() {
-        Ok(real::REAL_WORKER) => return batchtune::trial::worker::main(&Registry::default().with(real::Stuck)),
+        Ok(real::REAL_WORKER) => return batchtune::trial::worker::main(&Registry::default().with(toy::Stuck)),
         Ok(real::PARENT) => return real::parent_of_a_worker(),
         Ok(part) => return scripted::play(part),
         Err(_) => {}

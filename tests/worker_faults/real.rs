@@ -5,8 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use batchtune::data::InputSpec;
-use batchtune::model::{BuildContext, Family, ModelError, ModelSpec, Workload};
+use batchtune::model::ModelSpec;
 use batchtune::trial::{Executor, ExecutorError, WorkloadSpec};
 
 use crate::scripted;
@@ -18,23 +17,6 @@ pub(crate) const REAL_WORKER: &str = "the_real_worker";
 
 /// The part of a process that starts a worker and waits.
 pub(crate) const PARENT: &str = "a_parent";
-
-/// A family that never gets ready, so that a worker's main thread is as busy as in a long step.
-pub(crate) struct Stuck;
-
-impl Family for Stuck {
-    fn name(&self) -> &'static str {
-        "stuck"
-    }
-    fn input(&self, _spec: &ModelSpec) -> Result<InputSpec, ModelError> {
-        loop {
-            std::thread::sleep(Duration::from_secs(600));
-        }
-    }
-    fn build(&self, _context: &BuildContext<'_>) -> Result<Box<dyn Workload>, ModelError> {
-        Err(ModelError::Invalid { field: "family", reason: "it is stuck".to_owned() })
-    }
-}
 
 pub(crate) fn parent_of_a_worker() -> ExitCode {
     let mut worker = Command::new(std::env::current_exe().unwrap()).env(scripted::PART, REAL_WORKER).spawn().unwrap();

@@ -4,35 +4,20 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use super::*;
-use crate::config::resolve::USUAL_CONFS;
-use crate::data::{DataSpec, LengthDistribution, LengthSpec};
 use crate::search::machine::Machine;
-use crate::search::scripted::plan;
+use crate::search::scripted::varying_plan;
 use crate::trial::PlayKind;
 use crate::trial::journal::{self, Contents, Header, StudyLock};
 use crate::trial::spec::recording_path;
-use crate::units::{Fraction, MIB};
 
 fn varying() -> Plan {
-    let length = LengthSpec::Range { min: 8, max: 64, distribution: LengthDistribution::Uniform };
-    let mut plan = plan(16);
-    plan.data = DataSpec { sequence_length: Some(length), ..DataSpec::default() };
-    plan.search.alloc_conf = USUAL_CONFS.map(str::to_owned).to_vec();
-    plan.safety.horizon_steps = 60;
-    plan.safety.fragmentation_threshold = Fraction(1.0);
-    plan
+    varying_plan(60)
 }
 
 /// Its weights do not fill the segments that the native allocator takes for them.
 fn machine(folder: &Path) -> Machine {
     let study = Some(folder.join("study"));
-    Machine {
-        weights: vec![10 * MIB + 500_000; 10],
-        activations: vec![MIB / 8; 10],
-        tokens: 64,
-        study,
-        ..Machine::new()
-    }
+    Machine { study, ..Machine::wasteful() }
 }
 
 /// Hears everything, and asks for an end where it is told to.

@@ -1,31 +1,16 @@
 //! Searches on a machine whose memory is simulated, with settings of the allocator to choose from.
 
 use crate::config::Plan;
-use crate::config::resolve::USUAL_CONFS;
-use crate::data::{DataSpec, LengthDistribution, LengthSpec};
 use crate::memory::forecast::Method;
 use crate::search::machine::{Machine, Shown};
 use crate::search::recommend::standing;
-use crate::search::scripted::{Played, plan};
+use crate::search::scripted::{Played, varying_plan};
 use crate::search::{Conclusion, History, JudgedTrial, Space, strategy};
 use crate::trial::{Point, Purpose};
 use crate::units::{Fraction, MIB};
 
-/// Samples of varying lengths, and any settings that may be found.
 fn varying() -> Plan {
-    let length = LengthSpec::Range { min: 8, max: 64, distribution: LengthDistribution::Uniform };
-    let mut plan = plan(16);
-    plan.data = DataSpec { sequence_length: Some(length), ..DataSpec::default() };
-    plan.search.alloc_conf = USUAL_CONFS.map(str::to_owned).to_vec();
-    plan.safety.horizon_steps = 200;
-    // The rate is another matter.
-    plan.safety.fragmentation_threshold = Fraction(1.0);
-    plan
-}
-
-/// Weights that the native allocator puts into segments a seventh larger than they are, at every batch size.
-fn wasteful() -> Machine {
-    Machine { weights: vec![10 * MIB + 500_000; 10], activations: vec![MIB / 8; 10], tokens: 64, ..Machine::new() }
+    varying_plan(200)
 }
 
 fn search(machine: &Machine) -> (Played, History) {
@@ -59,7 +44,7 @@ fn answer(played: &Played) -> &Point {
 
 #[test]
 fn settings_found_over_the_coming_run_are_confirmed_soaked_and_held_against_the_program_s_own() {
-    let (played, history) = search(&wasteful());
+    let (played, history) = search(&Machine::wasteful());
     let expected = [(Purpose::Allocator, 16, true), (Purpose::Soak, 16, true), (Purpose::Soak, 16, false)];
     assert_eq!(last(&played, 3), expected, "{:?}", played.sizes());
     let found = answer(&played);
@@ -82,7 +67,7 @@ fn listed_settings_are_compared_over_the_coming_run_like_any_and_no_others_are_t
     // Not in the order in which they are printed.
     let best = "roundup_power2_divisions:8,expandable_segments:True";
     let plan = listed(["max_split_size_mb:64", best]);
-    let (played, history) = search_for(&wasteful(), &plan);
+    let (played, history) = search_for(&Machine::wasteful(), &plan);
     let expected = [(Purpose::Allocator, 16, true), (Purpose::Soak, 16, true), (Purpose::Soak, 16, false)];
     assert_eq!(last(&played, 3), expected, "{:?}", played.sizes());
     let found = answer(&played);
@@ -91,19 +76,19 @@ fn listed_settings_are_compared_over_the_coming_run_like_any_and_no_others_are_t
     assert_eq!((tuned.steps, &tuned.conf), (200, &found.alloc_conf), "{}", tuned.reason);
     assert_eq!(standing(&history, &Space::new(&plan)).point(), Some(found));
     // What is listed and no better leaves the program its own, whatever else would do.
-    let (played, history) = search_for(&wasteful(), &listed(["max_split_size_mb:64"]));
+    let (played, history) = search_for(&Machine::wasteful(), &listed(["max_split_size_mb:64"]));
     let own = answer(&played);
     assert_eq!((own.alloc_conf.as_ref(), &history.tuned(own).unwrap().conf), (None, &None));
     assert!(played.trials.iter().all(|(purpose, _)| *purpose != Purpose::Allocator));
     // Nor is a run played where nothing is listed.
-    let (played, history) = search_for(&wasteful(), &listed([]));
+    let (played, history) = search_for(&Machine::wasteful(), &listed([]));
     assert_eq!(history.tuned(answer(&played)), None);
 }
 
 #[test]
 fn a_run_that_is_not_forecast_exactly_is_searched_too_and_says_so() {
     // An activation that is rounded, so that it follows no polynomial.
-    let machine = wasteful();
+    let machine = Machine::wasteful();
     let activations = machine.activations.iter().copied().chain([1001]).collect();
     let weights = machine.weights.iter().copied().chain([512]).collect();
     let (played, history) = search(&Machine { weights, activations, ..machine });
@@ -119,7 +104,7 @@ fn a_run_that_is_not_forecast_exactly_is_searched_too_and_says_so() {
 
 #[test]
 fn a_listed_setting_under_which_a_run_lasts_keeps_its_size() {
-    let machine = Machine { breaks_from: Some(2), ..wasteful() };
+    let machine = Machine { breaks_from: Some(2), ..Machine::wasteful() };
     let (played, _) = search_for(&machine, &listed(["expandable_segments:True"]));
     assert_eq!(answer(&played).batch_size, 16, "{:?}", played.sizes());
     let (played, _) = search_for(&machine, &listed(["max_split_size_mb:64"]));
@@ -143,16 +128,16 @@ fn settings_that_save_nothing_in_the_soak_give_way_to_the_program_s_own() {
 
 #[test]
 fn settings_that_cost_speed_are_left_before_any_soak() {
-    let (played, _) = search(&Machine { settings_cost: 0.01, ..wasteful() });
+    let (played, _) = search(&Machine { settings_cost: 0.01, ..Machine::wasteful() });
     assert_eq!(last(&played, 2), [(Purpose::Allocator, 16, true), (Purpose::Soak, 16, false)]);
-    let (played, _) = search(&Machine { settings_cost: 0.004, ..wasteful() });
+    let (played, _) = search(&Machine { settings_cost: 0.004, ..Machine::wasteful() });
     assert!(answer(&played).alloc_conf.is_some());
 }
 
 #[test]
 fn a_run_that_breaks_under_the_program_s_own_settings_alone_keeps_its_size() {
     // Whatever they cost.
-    let (played, history) = search(&Machine { breaks_from: Some(2), settings_cost: 0.2, ..wasteful() });
+    let (played, history) = search(&Machine { breaks_from: Some(2), settings_cost: 0.2, ..Machine::wasteful() });
     let found = answer(&played);
     assert_eq!((found.batch_size, found.alloc_conf.is_some()), (16, true), "{:?}", played.sizes());
     let own = history.soaked(&Point { alloc_conf: None, ..found.clone() }).unwrap();
@@ -165,7 +150,7 @@ fn a_size_whose_trial_is_short_of_memory_under_the_program_s_own_settings_keeps_
     let mut plan = varying();
     plan.safety.fragmentation_threshold = Fraction(0.9);
     for (shown, is_soaked) in [(fragmented as fn(&Point) -> Shown, true), (out_of_memory, false)] {
-        let machine = Machine { trial_shows: shown, ..wasteful() };
+        let machine = Machine { trial_shows: shown, ..Machine::wasteful() };
         // Where 16 is one of several sizes, and where it is the only one.
         for accumulation_steps in [None, Some(vec![1])] {
             plan.search.accumulation_steps = accumulation_steps;
@@ -184,7 +169,7 @@ fn a_size_whose_trial_is_short_of_memory_under_the_program_s_own_settings_keeps_
 #[test]
 fn on_a_ladder_settings_that_one_rung_needs_are_those_of_the_rungs_above() {
     // Nothing is forecast of sizes, and of the run everything.
-    let machine = Machine { trial_shows: out_of_memory, probes_differ: true, ..wasteful() };
+    let machine = Machine { trial_shows: out_of_memory, probes_differ: true, ..Machine::wasteful() };
     let (played, history) = search(&machine);
     let found = answer(&played);
     assert_eq!((found.batch_size, found.alloc_conf.is_some()), (16, true), "{:?}", played.sizes());
@@ -201,7 +186,7 @@ fn on_a_ladder_settings_that_one_rung_needs_are_those_of_the_rungs_above() {
 fn rungs_below_the_only_pair_are_not_run() {
     let mut plan = varying();
     plan.search.accumulation_steps = Some(vec![1]);
-    let machine = Machine { trial_shows: out_of_memory, probes_differ: true, ..wasteful() };
+    let machine = Machine { trial_shows: out_of_memory, probes_differ: true, ..Machine::wasteful() };
     let (played, _) = search_for(&machine, &plan);
     assert_eq!((answer(&played).batch_size, answer(&played).alloc_conf.is_some()), (16, true));
     let sizes =
@@ -223,7 +208,7 @@ fn where_a_trial_refutes_the_settings_that_were_found_the_next_that_last_are_tri
         None | Some("expandable_segments:True") if point.batch_size > 1 => Shown::OutOfMemory,
         _ => Shown::AsForecast,
     };
-    let (played, history) = search(&Machine { trial_shows: only_others, ..wasteful() });
+    let (played, history) = search(&Machine { trial_shows: only_others, ..Machine::wasteful() });
     let found = answer(&played);
     assert_eq!(found.batch_size, 16, "{:?}", played.sizes());
     let tuned = history.tuned(&Point { alloc_conf: None, ..found.clone() }).unwrap();
@@ -234,7 +219,7 @@ fn where_a_trial_refutes_the_settings_that_were_found_the_next_that_last_are_tri
 #[test]
 fn a_search_is_spent_on_two_sizes_that_break_at_most() {
     let all = |point: &Point| if point.batch_size > 1 { Shown::OutOfMemory } else { Shown::AsForecast };
-    let (played, history) = search(&Machine { trial_shows: all, ..wasteful() });
+    let (played, history) = search(&Machine { trial_shows: all, ..Machine::wasteful() });
     assert_eq!(answer(&played).batch_size, 1, "{:?}", played.sizes());
     let searched = played.trials.iter().filter(|(_, point)| point.alloc_conf.is_none() && point.batch_size > 1);
     let searched: std::collections::BTreeSet<&Point> =
@@ -244,7 +229,7 @@ fn a_search_is_spent_on_two_sizes_that_break_at_most() {
 
 #[test]
 fn a_soak_that_breaks_under_the_program_s_own_settings_says_so_and_changes_nothing() {
-    let (played, history) = search(&Machine { soak_breaks: |point| point.alloc_conf.is_none(), ..wasteful() });
+    let (played, history) = search(&Machine { soak_breaks: |point| point.alloc_conf.is_none(), ..Machine::wasteful() });
     assert_eq!(last(&played, 2), [(Purpose::Soak, 16, true), (Purpose::Soak, 16, false)]);
     assert!(answer(&played).alloc_conf.is_some());
     assert!(!history.trials().last().unwrap().record.completed());
@@ -252,7 +237,7 @@ fn a_soak_that_breaks_under_the_program_s_own_settings_says_so_and_changes_nothi
 
 #[test]
 fn a_smaller_batch_whose_run_breaks_gets_settings_of_its_own_where_those_of_a_larger_one_do_not_hold() {
-    let machine = Machine { breaks_from: Some(2), soak_breaks: |point| point.batch_size == 16, ..wasteful() };
+    let machine = Machine { breaks_from: Some(2), soak_breaks: |point| point.batch_size == 16, ..Machine::wasteful() };
     let (played, history) = search(&machine);
     let found = answer(&played);
     assert_eq!((found.batch_size, found.alloc_conf.is_some()), (8, true), "{:?} {:?}", played.sizes(), played.skipped);
@@ -264,7 +249,7 @@ fn a_smaller_batch_whose_run_breaks_gets_settings_of_its_own_where_those_of_a_la
 
 #[test]
 fn the_same_history_gets_the_same_answer_from_a_fresh_strategy_at_every_step() {
-    let machine = wasteful();
+    let machine = Machine::wasteful();
     let (whole, _) = machine.play(&mut *strategy(&varying(), usize::MAX), &varying());
     let (afresh, _) = machine.play(&mut Forgetful, &varying());
     assert_eq!((whole.trials, whole.conclusion), (afresh.trials, afresh.conclusion));
